@@ -126,10 +126,10 @@ def _join_group(rank: int, world: int, store: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from trainer.run.distributed.process_group import collectives
+    from trainer.run.distributed.process_group import choose_collectives
 
     device = torch.device(device_of(rank, world, torch.cuda.device_count()))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     file = dist.FileStore(str(store), world)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group(collectives(device), store=file, rank=rank, world_size=world)
+    dist.init_process_group(choose_collectives(device), store=file, rank=rank, world_size=world)

@@ -244,7 +244,7 @@ def main() -> int:
         )
 
     worker = build.make_worker(inputs, choice, connect)
-    roles.on_signal(worker.interrupt)
+    roles.interrupt_on_signals(worker.interrupt)
     try:
         end = worker.run()
     except TrainerError as error:

@@ -47,7 +47,7 @@ STUDENT = {"TorchReplica._make_results": 1, "StudentOptimizer.apply": 1}
 RANK = {
     "ParallelReplica._agree_on_groups": 1,
     "ParallelReplica.accumulate": 1,
-    "ParallelAdamW._norm": 1,
+    "ParallelAdamW._global_norm": 1,
 }
 """For what the mean divides by, for the loss and for the norm."""
 STAGE = RANK | {"Pipeline._run_schedule": 2}

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed_ranks import RankError, Ranks, device_of
-from trainer.run.distributed.process_group import collectives
+from trainer.run.distributed.process_group import choose_collectives
 
 HERE = "tests.project.test_distributed_ranks"
 
@@ -46,4 +46,4 @@ def test_ranks_take_gpus_where_there_is_one_each(
 ) -> None:
     found = [device_of(rank, world, gpus) for rank in range(world)]
     assert found == devices
-    assert {collectives(torch.device(device)) for device in found} == {engines}
+    assert {choose_collectives(torch.device(device)) for device in found} == {engines}

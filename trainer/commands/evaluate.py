@@ -145,7 +145,7 @@ def evaluate(
                 on_open=teller("evaluating", trained, ranks),
                 columns=columns or None,
                 held_out=held_out,
-                opener=ranks and ranks.evaluator,
+                opener=ranks and ranks.open_evaluator,
             )
         if ranks is None or ranks.leads:
             _print(scores, as_json)

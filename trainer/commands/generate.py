@@ -67,7 +67,7 @@ def generate(
             sampling,
             compute,
             on_open=teller("generating with", trained, ranks),
-            opener=ranks and ranks.generator,
+            opener=ranks and ranks.open_generator,
         )
     for completion in completions if ranks is None or ranks.leads else []:
         click.echo(json.dumps(completion.as_json()) if as_json else completion.text)

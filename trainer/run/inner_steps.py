@@ -26,7 +26,7 @@ from trainer.replica.base import Replica, StepResult
 Float32 = NDArray[np.float32]
 
 
-def cut(samples: int, inner_batch: int) -> list[range]:
+def split_into_steps(samples: int, inner_batch: int) -> list[range]:
     """Return the samples of each inner step on a shard: about `inner_batch`, as even as can be."""
     steps = max(1, round(samples / inner_batch)) if samples else 0
     ends = [samples * step // steps for step in range(steps + 1)] if steps else [0]
@@ -34,7 +34,7 @@ def cut(samples: int, inner_batch: int) -> list[range]:
 
 
 @dataclass(frozen=True)
-class Moved:
+class InnerStepsResult:
     """The result of the inner steps on a shard."""
 
     result: StepResult
@@ -42,7 +42,7 @@ class Moved:
     samples: int
     """So many from the start of the shard; fewer than it has if the time was over."""
     block: Callable[[int], Float32]
-    """The contribution to a block: see `InnerSteps.run`."""
+    """The contribution to a block: see `InnerSteps.train_shard`."""
 
 
 class InnerSteps:
@@ -70,9 +70,9 @@ class InnerSteps:
         self._optimizer = AdamW(settings, self._layout)
         self._weights = np.empty_like(common.weights)
         self._gradient = np.empty_like(common.weights)
-        self._settle(common.step)
+        self._reset_local_state(common.step)
 
-    def run(
+    def train_shard(
         self,
         batch: Sequence[Encoded],
         step: int,
@@ -80,7 +80,7 @@ class InnerSteps:
         *,
         alpha: float | None = None,
         limit: float | None = None,
-    ) -> Moved:
+    ) -> InnerStepsResult:
         """Train from the common weights on over a shard of round `step`.
 
         A block's contribution is w (common - own weights), fp32, with the weight w of the samples
@@ -102,28 +102,32 @@ class InnerSteps:
         results: list[StepResult] = []
         taken = 0
         own = TrainState(self._weights, self._first, self._common.second_moment, self._taken)
-        pieces = cut(len(batch), inner_batch)
+        pieces = split_into_steps(len(batch), inner_batch)
         for index, piece in enumerate(pieces):
             if index and limit is not None and time.perf_counter() - began > limit:
                 break
             # 2. For each inner step: the gradient of some samples, and an update of one's own.
             result = self._replica.forward_backward(
-                batch[piece.start : piece.stop], self._keep, alpha
+                batch[piece.start : piece.stop], self._store_block, alpha
             )
             results.append(result)
             taken = piece.stop
             if not np.isfinite(self._gradient).all():
-                return Moved(_sum(results, began), len(batch), self._gradient_block)
+                return InnerStepsResult(
+                    _sum_results(results, began), len(batch), self._gradient_block
+                )
             if result.weight:
                 self._gradient /= np.float32(result.weight)
-            self._update(own, self._plan.find_inner_steps(step), index / len(pieces))
+            self._apply_inner_update(own, self._plan.find_inner_steps(step), index / len(pieces))
             self._replica.write_trainable(self._weights)
         # 3. How far that moved the weights, a block at a time as they are asked for.
         self._taken = own.step
-        total = _sum(results, began)
-        return Moved(total, taken, lambda block: self._contribution(step, block, total.weight))
+        total = _sum_results(results, began)
+        return InnerStepsResult(
+            total, taken, lambda block: self._compute_contribution(step, block, total.weight)
+        )
 
-    def blocks(self, step: int) -> tuple[int, ...]:
+    def order_blocks(self, step: int) -> tuple[int, ...]:
         """Return the blocks of a round, in the order in which they leave."""
         order, count = self._layout.send_order, len(self._layout.blocks)
         second = (
@@ -131,12 +135,12 @@ class InnerSteps:
         )
         return (*order, *second)
 
-    def committed(self, step: int) -> None:
+    def on_outer_update(self, step: int) -> None:
         """Note that the outer update of a round was applied to the common state."""
         if self._plan.flushes_residuals(step):
-            self._settle(step + 1)
+            self._reset_local_state(step + 1)
 
-    def _settle(self, done: int) -> None:
+    def _reset_local_state(self, done: int) -> None:
         """Forget what is private; the second moment is that of the last settled round.
 
         Before the first round both moments are those of the ordinary steps.
@@ -147,11 +151,11 @@ class InnerSteps:
         else:
             self._first = np.zeros_like(self._common.weights)
 
-    def _keep(self, index: int, gradient: Float32) -> None:
+    def _store_block(self, index: int, gradient: Float32) -> None:
         block = self._layout.blocks[index]
         self._gradient[block.start : block.stop] = gradient
 
-    def _update(self, own: TrainState, inner: range, progress: float) -> None:
+    def _apply_inner_update(self, own: TrainState, inner: range, progress: float) -> None:
         """Apply the gradient, clipped by its own norm, at the rate of this part of the round."""
         blocks = self._layout.blocks
         norm = math.sqrt(math.fsum(square_sum(self._gradient[b.start : b.stop]) for b in blocks))
@@ -160,7 +164,7 @@ class InnerSteps:
         scale = self._optimizer.clip_scale(norm)
         self._optimizer.apply(own, self._gradient, rate, scale, self._restarted)
 
-    def _contribution(self, step: int, index: int, weight: int) -> Float32:
+    def _compute_contribution(self, step: int, index: int, weight: int) -> Float32:
         count = len(self._layout.blocks)
         block = self._layout.blocks[index % count]
         span = slice(block.start, block.stop)
@@ -168,7 +172,7 @@ class InnerSteps:
             moved = np.subtract(self._common.weights[span], self._weights[span])
             return np.multiply(moved, np.float32(weight), out=moved)
         # Of as many steps as the plan has until here, whatever this worker's speed: a mean needs
-        # one bias for all, which `_settle` then counts from.
+        # one bias for all, which `_reset_local_state` then counts from.
         beta, due = self._settings.beta2, self._plan.find_inner_steps(step).stop
         bias = (1 - power(beta, due)) / (1 - power(beta, self._taken)) if self._taken else 0.0
         return self._common.second_moment[span] * np.float32(bias * weight)
@@ -178,7 +182,7 @@ class InnerSteps:
         return self._gradient[block.start : block.stop]
 
 
-def _sum(results: Sequence[StepResult], began: float) -> StepResult:
+def _sum_results(results: Sequence[StepResult], began: float) -> StepResult:
     return StepResult(
         loss_sum=sum(result.loss_sum for result in results),
         weight=sum(result.weight for result in results),

@@ -111,7 +111,7 @@ def read_inputs(
     encoder = Encoder(tokenizer_dir, config.data.lost_text, config.data.date, model_dir)
     length = config.data.max_seq_len
 
-    def dataset(file: DataFile | None) -> Dataset | None:
+    def open_dataset(file: DataFile | None) -> Dataset | None:
         return file.open_dataset(encoder, config.task, length) if file else None
 
     fraction = config.data.validation_fraction
@@ -124,15 +124,15 @@ def read_inputs(
         )
     if train_file and fraction:
         train_file, validation_file = train_file.hold_out(fraction)
-    train = taught or dataset(train_file)
+    train = taught or open_dataset(train_file)
     assert train is not None
     reference = starting_weights(layout, model_dir, config) if config.has_reference else None
-    job = _job(config, run_id, layout, model_dir, _data_digest(config, taught))
+    job = _make_job(config, run_id, layout, model_dir, _data_digest(config, taught))
     if reference is not None:  # members and resumed runs with another one are refused
         model = blake3(f"{job.model}\0".encode() + reference.tobytes()).hexdigest()
         job = replace(job, model=model)
     prompts = None if tell is None else _read_prompts(config, encoder, model_dir)
-    validation = dataset(validation_file)
+    validation = open_dataset(validation_file)
     inputs = RunInputs(
         config, model_dir, layout, job, train, validation, prompts, reference=reference
     )
@@ -239,7 +239,7 @@ def read_student_inputs(
     validation = None
     if validation_file is not None:
         validation = validation_file.open_dataset(encoder, config.task, length)
-    job = _job(config, run_id, layout, model_dir, folder.digest)
+    job = _make_job(config, run_id, layout, model_dir, folder.digest)
     prompts = _read_prompts(config, encoder, model_dir)
     own = read_own_prompts(config, folder.description, model_dir)
     return RunInputs(config, model_dir, layout, job, folder, validation, prompts, own)
@@ -253,7 +253,9 @@ def _read_prompts(config: RunConfig, encoder: Encoder, model_dir: Path) -> Sampl
     return SamplePrompts(path, data.columns, encoder, model_dir, new_tokens, data.max_seq_len)
 
 
-def _job(config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path, data: str) -> Job:
+def _make_job(
+    config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path, data: str
+) -> Job:
     return Job(
         run_id=run_id,
         agreement=config.agreement_digest(),

@@ -76,40 +76,40 @@ class Worker:
     stop_reason: str = ""
     _state: TrainState | None = None
     _inner: InnerSteps | None = None
-    _owes_commit: bool = False
+    _commit_pending: bool = False
     _orders: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
 
     def run(self) -> Shutdown:
         """Work until the run is over, or until asked to stop, and return how it ended."""
         while True:
             # No variable keeps the event: a gradient that was applied would stay for a whole step.
-            if end := self._handle(self.exchange.next_event()):
+            if end := self._handle_event(self.exchange.next_event()):
                 return end
-            if self.stop_reason and not self._owes_commit:
+            if self.stop_reason and not self._commit_pending:
                 self.exchange.close(self.stop_reason)
                 return Shutdown(reason=self.stop_reason, exit_code=0)
 
-    def _handle(self, event: Event | None) -> Shutdown | None:
+    def _handle_event(self, event: Event | None) -> Shutdown | None:
         """Do what an event asks for; return it if it is the end."""
         match event:
             case Admitted(rank=rank, state=state):
                 log.info("joined as rank %d at step %d", rank, state.step)
-                self._state, self._owes_commit = state, False
+                self._state, self._commit_pending = state, False
                 self._inner = None
                 self._begin_rounds_if_due()
                 self.replica.write_trainable(state.weights)
             case ShardAssignment(kind="train") as shard if self._inner:
-                self._train_alone(shard, self._inner)
+                self._train_inner_steps(shard, self._inner)
             case ShardAssignment(kind="train") as shard:
-                self._train(shard)
+                self._train_shard(shard)
             case ShardAssignment(asked=GenerationRequest() as asked) as shard:
-                self._answer(shard, asked)
+                self._generate_answers(shard, asked)
             case ShardAssignment() as shard:
-                self._evaluate(shard)
+                self._evaluate_shard(shard)
             case Committed(commit=commit, gradient=gradient):
-                self._apply(commit, gradient)
+                self._apply_gradient(commit, gradient)
             case Applied(commit=commit):
-                self._moved(commit)
+                self._after_commit(commit)
             case Shutdown() as end:
                 return end
             case None:
@@ -121,9 +121,9 @@ class Worker:
         self.stop_reason = reason
         self.exchange.interrupt(reason)
 
-    def _train(self, shard: ShardAssignment) -> None:
+    def _train_shard(self, shard: ShardAssignment) -> None:
         """Forward and backward over a shard; blocks are sent while backward continues."""
-        batch = self._samples(shard)
+        batch = self._read_samples(shard)
         weight: int | None = None
         wanted = None if shard.blocks is None else set(shard.blocks)
         first: float | None = None
@@ -135,8 +135,8 @@ class Worker:
                 first = time.perf_counter() if first is None else first
                 self.exchange.send_block(shard, index, gradient, weight)
 
-        self._owes_commit = True
-        result = self.replica.forward_backward(batch, on_block, self._alpha(shard))
+        self._commit_pending = True
+        result = self.replica.forward_backward(batch, on_block, self._distillation_alpha(shard))
         overlap = 0.0 if first is None else time.perf_counter() - first
         assert weight in (None, result.weight), (result.weight, weight)
         self.exchange.send(
@@ -152,37 +152,39 @@ class Worker:
             shard.step,
         )
 
-    def _train_alone(self, shard: ShardAssignment, inner: InnerSteps) -> None:
+    def _train_inner_steps(self, shard: ShardAssignment, inner: InnerSteps) -> None:
         """Take a shard of a round: inner steps, then how far they moved the weights is sent."""
-        batch = self._samples(shard)
-        self._owes_commit = True
-        alpha = self._alpha(shard)
-        moved = inner.run(batch, shard.step, shard.inner_batch, alpha=alpha, limit=shard.limit)
+        batch = self._read_samples(shard)
+        self._commit_pending = True
+        alpha = self._distillation_alpha(shard)
+        moved = inner.train_shard(
+            batch, shard.step, shard.inner_batch, alpha=alpha, limit=shard.limit
+        )
         result = moved.result
         if moved.samples < len(batch):
             self.exchange.send(PartialShard(shard=shard.shard, samples=moved.samples), shard.step)
-        blocks = inner.blocks(shard.step) if shard.blocks is None else shard.blocks
+        blocks = inner.order_blocks(shard.step) if shard.blocks is None else shard.blocks
         for index in blocks:
             self.exchange.send_block(shard, index, moved.block(index), result.weight)
         measured = (result.loss_sum, result.weight, result.tokens, result.seconds)
         self.exchange.send(make_result_message(shard, *measured, watts=self.watts()), shard.step)
 
-    def _apply(self, commit: StepCommit, gradient: np.ndarray) -> None:
+    def _apply_gradient(self, commit: StepCommit, gradient: np.ndarray) -> None:
         """Apply the averaged gradient: the same bytes and the same scalars as all members."""
         assert self._state is not None
         scalars, first_round = (commit.learning_rate, commit.clip_scale), self.plan.first_outer_step
         self.optimizer.apply(self._state, gradient, *scalars, first_round)
-        self._moved(commit)
+        self._after_commit(commit)
 
-    def _moved(self, commit: StepCommit) -> None:
+    def _after_commit(self, commit: StepCommit) -> None:
         """Compute with the state after a commit from here on, and prove it when that is due."""
         assert self._state is not None
         if self._inner:
-            self._inner.committed(commit.step)
+            self._inner.on_outer_update(commit.step)
         else:
             self._begin_rounds_if_due()
         self.replica.write_trainable(self._state.weights)
-        self._owes_commit = False
+        self._commit_pending = False
         if commit.report:
             digest = weights_digest(self._state.weights)
             self.exchange.send(WeightsReport(step=commit.step, digest=digest), commit.step)
@@ -193,10 +195,10 @@ class Worker:
             assert self.rounds is not None
             self._inner = self.rounds(self.plan, self._state)
 
-    def _alpha(self, shard: ShardAssignment) -> float | None:
+    def _distillation_alpha(self, shard: ShardAssignment) -> float | None:
         return self.alpha(self.plan.find_inner_steps(shard.step).stop) if self.alpha else None
 
-    def _evaluate(self, shard: ShardAssignment) -> None:
+    def _evaluate_shard(self, shard: ShardAssignment) -> None:
         assert self.validation is not None
         batch = [self.validation[index] for index in range(shard.start, shard.stop)]
         began = time.perf_counter()
@@ -217,14 +219,14 @@ class Worker:
             shard.step,
         )
 
-    def _answer(self, shard: ShardAssignment, asked: GenerationRequest) -> None:
+    def _generate_answers(self, shard: ShardAssignment, asked: GenerationRequest) -> None:
         began = time.perf_counter()
         answers = self.replica.answer(asked.prompts, asked.new_tokens, frozenset(asked.stop))
         seconds, new = time.perf_counter() - began, sum(map(len, answers))
         message = make_result_message(shard, 0.0, 0, new, seconds, answers=answers)
         self.exchange.send(message, shard.step)
 
-    def _samples(self, shard: ShardAssignment) -> list[Encoded]:
+    def _read_samples(self, shard: ShardAssignment) -> list[Encoded]:
         if shard.epoch not in self._orders:
             self._orders = {shard.epoch: self.order(self.seed, shard.epoch, len(self.train))}
         order = self._orders[shard.epoch]

@@ -19,7 +19,7 @@ from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.optimizer.nesterov import OuterNesterov
 from trainer.replica.base import OnBlock, StepResult
 from trainer.run import inner_steps
-from trainer.run.inner_steps import InnerSteps, cut
+from trainer.run.inner_steps import InnerSteps, split_into_steps
 
 LAYOUT = tiny_layout()
 SETTINGS = OptimizerConfig(learning_rate=0.05, weight_decay=0.1, max_grad_norm=1.0, beta2=0.95)
@@ -64,7 +64,7 @@ def worker(plan: StepPlan, state: TrainState | None = None) -> tuple[InnerSteps,
     return InnerSteps(Quadratic(), SETTINGS, plan, state), state  # pyright: ignore[reportArgumentType]
 
 
-def summed(moved: inner_steps.Moved, blocks: int) -> np.ndarray:
+def summed(moved: inner_steps.InnerStepsResult, blocks: int) -> np.ndarray:
     return np.concatenate([moved.block(index) for index in range(blocks)])
 
 
@@ -105,9 +105,9 @@ def test_rounds_go_on_with_the_moments_of_the_ordinary_steps_before_them():
     assert [len(steps.find_inner_steps(step)) for step in range(6)] == [1, 1, 1, 4, 4, 1]
     for step in (3, 4):
         at = steps.find_samples(step)
-        moved = inner.run(list(SAMPLES[at.start : at.stop]), step, 4)
+        moved = inner.train_shard(list(SAMPLES[at.start : at.stop]), step, 4)
         update.apply(state, mean(summed(moved, 4)))
-        inner.committed(step)
+        inner.on_outer_update(step)
     expected = plain_steps(steps, range(11)).weights
     np.testing.assert_allclose(state.weights, expected, rtol=0, atol=1e-6)
 
@@ -171,12 +171,12 @@ def test_two_workers_are_diloco_as_torch_does_it(shares: tuple[int, int]):
     for step in range(2):
         start, total = steps.find_samples(step).start, np.zeros(LAYOUT.size, np.float32)
         for share, (inner, _) in zip(shares, workers, strict=True):
-            moved = inner.run(list(SAMPLES[start : start + share]), step, 2)
+            moved = inner.train_shard(list(SAMPLES[start : start + share]), step, 2)
             total += summed(moved, 4)
             start += share
         for inner, state in workers:
             outer.apply(state, mean(total))
-            inner.committed(step)
+            inner.on_outer_update(step)
     first, second = (state.weights for _, state in workers)
     np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, torch_diloco(2, shares, 2), rtol=0, atol=2e-6)
@@ -187,18 +187,18 @@ def test_a_settled_round_leaves_nothing_private():
     steps = plan(inner=4, settle=(2,))
     inner, state = worker(steps)
     outer = OuterNesterov(0.7, 0.9, LAYOUT)
-    assert [inner.blocks(step) for step in range(2)] == [
+    assert [inner.order_blocks(step) for step in range(2)] == [
         (1, 0, 3, 2),
         (1, 0, 3, 2, 5, 4, 7, 6),
     ]
     for step in range(2):
-        moved = inner.run(list(SAMPLES[:16]), step, 4)
+        moved = inner.train_shard(list(SAMPLES[:16]), step, 4)
         average = mean(summed(moved, 8 if steps.flushes_residuals(step) else 4))
         outer.apply(state, average)
-        inner.committed(step)
+        inner.on_outer_update(step)
     arrays = (state.weights.copy(), state.first_moment.copy(), state.second_moment.copy())
     joiner, _ = worker(steps, TrainState(*arrays, step=2))
-    one, other = (each.run(list(SAMPLES[16:32]), 2, 4) for each in (inner, joiner))
+    one, other = (each.train_shard(list(SAMPLES[16:32]), 2, 4) for each in (inner, joiner))
     np.testing.assert_array_equal(summed(one, 4), summed(other, 4))
     np.testing.assert_array_equal(summed(one, 8)[LAYOUT.size :], summed(other, 8)[LAYOUT.size :])
 
@@ -218,7 +218,7 @@ def test_second_moments_of_workers_of_different_speed_have_one_bias():
     for share in (12, 4):
         state = TrainState.create(START.copy())
         inner = InnerSteps(Constant(), settings, steps, state)  # pyright: ignore[reportArgumentType]
-        moved = inner.run(list(SAMPLES[:share]), 0, 2)
+        moved = inner.train_shard(list(SAMPLES[:share]), 0, 2)
         second = summed(moved, 8)[LAYOUT.size :] / share
         np.testing.assert_allclose(second, 9.0 * (1 - 0.95**4), rtol=1e-5)
 
@@ -228,7 +228,7 @@ def test_a_gradient_that_is_not_finite_is_sent_as_it_is():
     inner, _ = worker(plan(inner=4))
     broken = SAMPLES[:16].copy()
     broken[6, 17] = np.nan
-    moved = inner.run(list(broken), 0, 4)
+    moved = inner.train_shard(list(broken), 0, 4)
     sent = summed(moved, 4)
     assert np.flatnonzero(~np.isfinite(sent)).tolist() == [17]
     assert moved.samples == 16, "it is not a part that is handed in"
@@ -241,17 +241,17 @@ def test_a_worker_stops_after_the_step_at_its_limit(
     clock: Callable[[], int] = count().__next__  # a second between any two looks
     monkeypatch.setattr(inner_steps, "time", SimpleNamespace(perf_counter=clock))
     inner, _ = worker(plan(inner=4))
-    moved = inner.run(list(SAMPLES[:16]), 0, 4, limit=limit)
+    moved = inner.train_shard(list(SAMPLES[:16]), 0, 4, limit=limit)
     assert (moved.samples, moved.result.weight) == (taken, taken)
 
 
 def test_inner_steps_are_as_even_as_can_be():
-    assert [len(piece) for piece in cut(17, 4)] == [4, 4, 4, 5]
-    assert [len(piece) for piece in cut(1, 4)] == [1]
-    assert [len(piece) for piece in cut(6, 4)] == [3, 3]
+    assert [len(piece) for piece in split_into_steps(17, 4)] == [4, 4, 4, 5]
+    assert [len(piece) for piece in split_into_steps(1, 4)] == [1]
+    assert [len(piece) for piece in split_into_steps(6, 4)] == [3, 3]
     for samples in range(1, 60):
         for size in range(1, 9):
-            pieces = cut(samples, size)
+            pieces = split_into_steps(samples, size)
             assert [i for piece in pieces for i in piece] == list(range(samples))
             assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
 
@@ -259,7 +259,7 @@ def test_inner_steps_are_as_even_as_can_be():
 def test_a_second_shard_of_a_round_begins_at_the_common_weights():
     inner, state = worker(plan(inner=4))
     replica: Any = inner._replica
-    inner.run(list(SAMPLES[:8]), 0, 4)
+    inner.train_shard(list(SAMPLES[:8]), 0, 4)
     seen: list[np.ndarray] = []
     forward = replica.forward_backward
 
@@ -268,5 +268,5 @@ def test_a_second_shard_of_a_round_begins_at_the_common_weights():
         return forward(*args)
 
     replica.forward_backward = noting
-    inner.run(list(SAMPLES[8:12]), 0, 4)
+    inner.train_shard(list(SAMPLES[8:12]), 0, 4)
     np.testing.assert_array_equal(seen[0], state.weights)

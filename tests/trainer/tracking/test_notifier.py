@@ -21,7 +21,7 @@ from tests.trainer.tiny_run import tiny_config
 from tests.trainer.tracking.test_run_recorder import StuckStore, recorder_of
 from tests.waiting import wait_for
 from trainer.exchange.protocol.actions import Step
-from trainer.run.composition.roles import guarded
+from trainer.run.composition.roles import guard_run
 from trainer.system.errors import (
     BudgetStopError,
     InputError,
@@ -153,9 +153,9 @@ def test_a_killed_run_that_resumes_says_so(recorder: RunRecorder, told: Told) ->
 
 def test_a_failure_before_the_first_step_is_told_and_only_once(log: Path, tmp_path: Path) -> None:
     config = tiny_config(output=str(tmp_path / "output"))
-    with pytest.raises(InputError), guarded(config, "run", writing(log)):
+    with pytest.raises(InputError), guard_run(config, "run", writing(log)):
         raise InputError("data.train: cannot be read")
-    with suppress(StorageError), guarded(config, "run", writing(log)) as guards:
+    with suppress(StorageError), guard_run(config, "run", writing(log)) as guards:
         assert guards.notifier is not None
         guards.notifier.notify_end("failed", "the disk is full", StorageError.exit_code)
         raise StorageError("the disk is still full")
@@ -298,5 +298,5 @@ def test_the_documented_one_liners_run(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_program_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
     config = tiny_config(output=str(tmp_path / "output"))
     absent = pytest.raises(InputError, match="notify: there is no program crul")
-    with absent, guarded(config, "r", ("crul", "-d", "x")):
+    with absent, guard_run(config, "r", ("crul", "-d", "x")):
         raise AssertionError("not reached")

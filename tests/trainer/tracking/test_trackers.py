@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.tiny_run import tiny_config
-from trainer.run.composition.roles import guarded
+from trainer.run.composition.roles import guard_run
 from trainer.system.errors import InputError
 from trainer.tracking.trackers.background import Background
 from trainer.tracking.trackers.base import Tracker
@@ -179,7 +179,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     config = tiny_config(output=str(tmp_path / "output"), tracking=["tensorboard", name])
-    with pytest.raises(InputError) as error, guarded(config, "run"):
+    with pytest.raises(InputError) as error, guard_run(config, "run"):
         raise AssertionError("not reached")
     assert str(error.value).endswith(f"install the extra: pip install 'motley[{name}]'")
     assert error.value.exit_code == 2

@@ -99,12 +99,12 @@ def student(
     config = config.model_copy(update={"budget": budget})
     from trainer.distill.student.inputs import FreshStudent
     from trainer.model.files import local_model
-    from trainer.run.composition.roles import Placement, on_signal
+    from trainer.run.composition.roles import Placement, interrupt_on_signals
     from trainer.run.composition.student_role import run_student
     from trainer.system.process.stop_signals import StopRequest
 
     stop = StopRequest()
-    on_signal(stop.request)
+    interrupt_on_signals(stop.request)
     fresh = None
     if shape and tokenizer:
         folder = local_model(Path(tokenizer)) or Path(tokenizer)

@@ -31,7 +31,7 @@ from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.gathered import GatheredCheckpoints
 from trainer.run.distributed.loop import Checkpoints, DistributedRun
 from trainer.run.distributed.optimizer import ParallelAdamW
-from trainer.run.distributed.roll_call import RankReport, prepared
+from trainer.run.distributed.roll_call import RankReport, prepare_on_first_rank
 from trainer.run.distributed.sharded import ShardedSaves
 from trainer.run.distributed.weight_audit import WeightAudit
 from trainer.run.inputs import RunInputs
@@ -56,7 +56,7 @@ def make_distributed(
 
     Args:
         guards: rank 0's.
-        explaining: `Watch.explaining`.
+        explaining: `RankWatch.explain_errors`.
 
     Raises:
         TrainerError: on every rank, what rank 0 found: the checkpoints are another run's, or
@@ -67,11 +67,13 @@ def make_distributed(
     assert isinstance(train, Dataset)
 
     rank, world, patience = environment.rank, environment.world_size, config.exchange.join_deadline
-    opens = partial(_open, inputs, world, guards or Guards())
-    opened, told = prepared(store, rank, world, patience, opens, _Opened.tell)
+    opens = partial(_open_record, inputs, world, guards or Guards())
+    opened, positions = prepare_on_first_rank(
+        store, rank, world, patience, opens, _Opened.describe_to_ranks
+    )
     recorder = opened and opened.recorder
     resumed: Resumed | None = opened and opened.restored
-    step, generation, parts_first, whole = told
+    step, generation, parts_first, whole = positions
     with recorder.closed_on_failure() if recorder else nullcontext(), explaining():
         replica = ParallelReplica(
             inputs.model_dir,
@@ -101,7 +103,7 @@ def make_distributed(
                 lease=opened and opened.store.lease,
             )
             if parts_first:
-                resumed = _restore(sharded, board, opened, inputs, optimizer, whole)
+                resumed = _restore_sharded(sharded, board, opened, inputs, optimizer, whole)
                 if resumed is not None:
                     step, generation = resumed.progress.step, resumed.progress.generation + 1
     if recorder is not None:
@@ -120,11 +122,11 @@ def make_distributed(
     checkpoints: Checkpoints = GatheredCheckpoints(replica, optimizer, recorder, generation)
     if sharded is not None and config.checkpoint.sharded:
 
-        def progress(at: int) -> RunProgress:
+        def progress_at_step(at: int) -> RunProgress:
             found = progress_at(at, generation, config, inputs.job, plan)
             return replace(found, early=recorder.early.counted if recorder else None)
 
-        checkpoints = ShardedSaves(sharded, checkpoints, whole, progress, recorder)
+        checkpoints = ShardedSaves(sharded, checkpoints, whole, progress_at_step, recorder)
     elif sharded is not None:
         sharded.close()
     return DistributedRun(
@@ -159,14 +161,14 @@ class _Opened:
     def stored(self) -> StoredState | None:
         return self.restored and self.restored.stored
 
-    def tell(self) -> tuple[int, int, bool, int]:
+    def describe_to_ranks(self) -> tuple[int, int, bool, int]:
         """Return what the other ranks need: step and generation of `restored`, and the rest."""
         progress = self.restored and self.restored.progress
         step, generation = (progress.step, progress.generation + 1) if progress else (0, 0)
         return step, generation, self.sharded, self.whole
 
 
-def _open(inputs: RunInputs, expect_workers: int, guards: Guards) -> _Opened:
+def _open_record(inputs: RunInputs, expect_workers: int, guards: Guards) -> _Opened:
     """Open the record of a run in its output folder, and find where it resumes."""
     config, job = inputs.config, inputs.job
     with open_record(inputs, expect_workers, guards) as (store, make_recorder):
@@ -184,7 +186,7 @@ def _open(inputs: RunInputs, expect_workers: int, guards: Guards) -> _Opened:
     return _Opened(recorder, store, restored, sharded, whole)
 
 
-def _restore(
+def _restore_sharded(
     sharded: ShardedCheckpoints,
     board: Board,
     opened: _Opened | None,
@@ -205,7 +207,7 @@ def _restore(
         return resumed
     restored = opened and opened.store.reopen(run_id)
     note = restored and [str(restored.path), asdict(restored.progress)]
-    found = board.announce("whole checkpoint", note)
+    found = board.broadcast_note("whole checkpoint", note)
     if found is None or found[1]["step"] <= reached:
         return resumed
     path, progress = Path(found[0]), RunProgress(**found[1])

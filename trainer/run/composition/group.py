@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from trainer.config.parallel import GroupStrategy
 from trainer.replica.backend import ReplicaChoice
-from trainer.run.distributed.group.member import serve
+from trainer.run.distributed.group.member import run_member
 from trainer.run.distributed.group.processes import Members
-from trainer.run.distributed.group.setup import Setup
+from trainer.run.distributed.group.setup import GroupSetup
 from trainer.run.inputs import RunInputs
 from trainer.system.backends import RequestedBackend
 from trainer.system.process.slow_log import log_if_slow
@@ -35,10 +35,10 @@ def start_group(
         RefusedError: when the replica is opened, a member has another config, model or torch.
     """
     backend = "cuda" if backend == "auto" else backend
-    members = Members(["cpu"] * len(gpus) if backend == "cpu" else gpus, serve)
+    members = Members(["cpu"] * len(gpus) if backend == "cpu" else gpus, run_member)
 
     def open_replica(inputs: RunInputs) -> ReplicaChoice:
-        setup = Setup(
+        setup = GroupSetup(
             config=inputs.config,
             model_dir=inputs.model_dir,
             backend=backend,
@@ -47,7 +47,7 @@ def start_group(
             threads=threads,
             store=members.store,
         )
-        setup.check()
+        setup.check_strategy()
         with log_if_slow("opening the group"):
             from trainer.run.distributed.group.replica import GroupReplica
 

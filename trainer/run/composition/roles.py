@@ -59,7 +59,7 @@ class Placement:
     strategy: GroupStrategy | None = None  # of a worker whose devices hold one replica together
     script: Script | None = None  # what task `script` runs, as this start named it
 
-    def certificates(self, name: str, address: str) -> Path | None:
+    def find_certificates(self, name: str, address: str) -> Path | None:
         """Return the folder with this process's certificate; None for plaintext on loopback.
 
         `--tls` names the folder itself, or one with a folder for each process in it.
@@ -76,7 +76,7 @@ class Placement:
             f"certificates into {TLS_HOME}/{name} (`launch certificates` makes them)"
         )
 
-    def worker_certificates(self, address: str) -> Path | None:
+    def find_worker_certificates(self, address: str) -> Path | None:
         """Return the folder with this worker's certificate; None for plaintext on loopback.
 
         A worker without --rank takes the only rank whose certificate it has.
@@ -85,12 +85,12 @@ class Placement:
             InputError: several ranks have certificates here, or none has off loopback.
         """
         if self.rank is not None:
-            return self.certificates(f"rank-{self.rank}", address)
+            return self.find_certificates(f"rank-{self.rank}", address)
         folder = self._tls_folder()
         ranks = [path.name for path in folder.glob("rank-*") if path.is_dir()]
         if len(ranks) > 1 and not (folder / "cert.pem").is_file():
             raise InputError(f"{folder} has certificates of {len(ranks)} ranks: give --rank")
-        return self.certificates(ranks[0] if len(ranks) == 1 else "rank-0", address)
+        return self.find_certificates(ranks[0] if len(ranks) == 1 else "rank-0", address)
 
     def _tls_folder(self) -> Path:
         return Path(self.tls_dir or os.environ.get("MOTLEY_TLS_DIR") or TLS_HOME).expanduser()
@@ -113,7 +113,7 @@ def run_local(
     from trainer.exchange.worker.session import Session
 
     _check_output(config)
-    with guarded(config, run_id, notify) as guards:
+    with guard_run(config, run_id, notify) as guards:
         inputs = _read_inputs(config, run_id, notes, guards, place.script, computes=True)
         choice = open_replica(inputs, place, coordinates=True)
         coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), guards)
@@ -124,7 +124,7 @@ def run_local(
         session = Session(request, inputs.layout, settings.codec, settings.has_rounds, shared)
         exchange = LocalExchange(coordinator, session, recorder)
         worker = build.make_worker(inputs, choice, lambda: exchange)
-        on_signal(exchange.interrupt)
+        interrupt_on_signals(exchange.interrupt)
         with recorder.closed_on_failure():  # such as of a script
             end = worker.run()
         finish = exchange.finish or end  # the coordinator's code: a worker did what it was asked to
@@ -144,12 +144,12 @@ def run_coordinator(
     from trainer.exchange.transport.server import GradientServer
 
     address = tls.parse_address(bind, "--bind")
-    folder = place.certificates("coordinator", address[0])
+    folder = place.find_certificates("coordinator", address[0])
     if folder is not None:
         tls.require_run(folder, run_id)
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
-    with guarded(config, run_id, notify) as guards:
+    with guard_run(config, run_id, notify) as guards:
         inputs = _read_inputs(config, run_id, notes, guards, place.script)
         coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
         config = inputs.config
@@ -161,7 +161,7 @@ def run_coordinator(
             local = LocalWorkers(run_file.fileno(), server.halt)
 
             def start_workers() -> None:
-                fixed, here = (run_file.fileno(), run_id, place), _reachable(bind, server.port)
+                fixed, here = (run_file.fileno(), run_id, place), _local_address(bind, server.port)
                 local.start([worker_command(*fixed, *each, here) for each in enumerate(place.gpus)])
 
             try:
@@ -184,15 +184,15 @@ def run_distributed(
     first = environment.rank == 0
     if first:
         _check_output(config)
-    with guarded(config, run_id, notify) if first else nullcontext() as guards:
+    with guard_run(config, run_id, notify) if first else nullcontext() as guards:
         if guards is None:
             logging.getLogger().setLevel(logging.WARNING)
         quieten_torch()
         with speed_up_imports("torch"):
             from trainer.run.composition.distributed import make_distributed
-            from trainer.run.distributed.meeting import Meeting
-            from trainer.run.distributed.run import run
-        with Meeting(environment, config.exchange.join_deadline) as meeting:
+            from trainer.run.distributed.meeting import Rendezvous
+            from trainer.run.distributed.run import run_rank
+        with Rendezvous(environment, config.exchange.join_deadline) as meeting:
             if guards is not None:
                 inputs = _read_inputs(config, run_id, notes, guards)
             else:
@@ -200,15 +200,15 @@ def run_distributed(
             check_shards(inputs.model_dir, inputs.config)
             config.parallel.pipeline.check_layers(inputs.layout.num_layers)
         stop = StopRequest()
-        on_signal(stop.request)
-        code = run(
+        interrupt_on_signals(stop.request)
+        code = run_rank(
             inputs,
             environment,
             backend=place.backend,
             gpu="".join(place.gpus),
             threads=place.threads,
             stop=stop,
-            meet=meeting.join,
+            meet=meeting.wait_for_store,
             make=partial(make_distributed, inputs, environment, guards),
         )
         if code == BudgetStopError.exit_code and environment.by_torchrun:
@@ -223,10 +223,10 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     from trainer.exchange.transport.reading_reporter import ReadingReporter
 
     address = tls.parse_address(coordinator, "--coordinator")
-    folder = place.worker_certificates(address[0])
+    folder = place.find_worker_certificates(address[0])
     if folder is not None:
         tls.require_run(folder, run_id)
-    opens = _opener(place)  # before a thread is started: a group forks
+    opens = _prepare_opener(place)  # before a thread is started: a group forks
     began = time.monotonic()
     with ReadingReporter(address, run_id, place.rank, folder):
         if place.script:
@@ -249,7 +249,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
         )
 
     worker = build.make_worker(inputs, choice, connect)
-    on_signal(worker.interrupt)
+    interrupt_on_signals(worker.interrupt)
     end = worker.run()
     log.info("run finished: %s", end.reason)
     return end.exit_code
@@ -262,7 +262,7 @@ def _check_output(config: RunConfig) -> None:
 
 
 @contextmanager
-def guarded(
+def guard_run(
     config: RunConfig, run_id: str, notify: Sequence[str] = (), *, total_steps: int = 0
 ) -> Iterator[Guards]:
     """Count the run's cost and tell of its events from here on, until the block ends.
@@ -312,7 +312,7 @@ def _read_inputs(
     return inputs
 
 
-def _opener(place: Placement) -> Callable[[RunInputs], ReplicaChoice]:
+def _prepare_opener(place: Placement) -> Callable[[RunInputs], ReplicaChoice]:
     if place.strategy is None:
         return partial(open_replica, place=place)
     from trainer.run.composition.group import start_group
@@ -372,12 +372,12 @@ def worker_command(
     return command
 
 
-def _reachable(bind: str, port: int) -> str:
+def _local_address(bind: str, port: int) -> str:
     """Return the address of `bind` for processes on this machine, once `port` is listening."""
     host, _, _ = bind.rpartition(":")
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - a comparison
 
 
-def on_signal(interrupt: Callable[[str], None]) -> None:
+def interrupt_on_signals(interrupt: Callable[[str], None]) -> None:
     """Call `interrupt` on SIGTERM, SIGINT and SIGHUP; it must be safe in a signal handler."""
     handle_stop_signals(lambda number: interrupt(f"stopped by {number.name}"))

@@ -84,12 +84,12 @@ def make_coordinator(
         now=now,
         generation=generation,
         early=recorder.early,
-        questions=_questions(inputs),
+        questions=_make_prompt_set(inputs),
     )
     return coordinator, recorder
 
 
-def _questions(inputs: RunInputs) -> PromptSet | None:
+def _make_prompt_set(inputs: RunInputs) -> PromptSet | None:
     prompts, training = inputs.prompts, inputs.config.training
     if prompts is None:
         return None
@@ -212,7 +212,7 @@ def make_student(
         step, position, rounds = 0, Position(), ""
         if restored:
             step = restored.progress.step
-            position, rounds = _position(restored)
+            position, rounds = _read_stream_position(restored)
             optimizer.restore(restored.state)
         recorder = make_recorder(plan)
     recorder.go_on(restored)
@@ -241,7 +241,7 @@ def make_student(
             stop=stop,
         )
 
-    def source(feed: Feed) -> Iterator[Batch]:
+    def iterate_batches(feed: Feed) -> Iterator[Batch]:
         if config.on_policy_answers == config.training.batch_size:
             return (Batch([], [], position) for _ in range(step, plan.total_steps))
         stream = ShardStream(
@@ -259,11 +259,11 @@ def make_student(
         plan=plan,
         replica=replica,
         optimizer=optimizer,
-        feed=Feed(source, stop),
+        feed=Feed(iterate_batches, stop),
         own=own,
         recorder=recorder,
         validation=inputs.validation,
-        questions=_questions(inputs),
+        questions=_make_prompt_set(inputs),
         stop=stop,
         step=step,
         position=position,
@@ -283,7 +283,7 @@ def _name_rounds(output: Path, run_id: str) -> str:
     return name
 
 
-def _position(restored: Restored) -> tuple[Position, str]:
+def _read_stream_position(restored: Restored) -> tuple[Position, str]:
     """Return a checkpoint's position in its stream, and the name of its rounds of answers."""
     stream = restored.progress.stream
     if stream is None:

@@ -19,7 +19,7 @@ from trainer.model.output_folder import check_output
 from trainer.planning.budget.stopper import BudgetStopper
 from trainer.run.composition import run as build
 from trainer.run.composition.record import refuse_lost_checkpoints
-from trainer.run.composition.roles import Placement, guarded, open_replica
+from trainer.run.composition.roles import Placement, guard_run, open_replica
 from trainer.run.inputs import read_student_inputs
 from trainer.system.errors import BudgetStopError, InUseError, TrainerError
 from trainer.system.process.stop_signals import StopRequest
@@ -73,7 +73,7 @@ def run_student(
         at_end.callback(held.release)
         with _failure_in_status(config, run_id):
             steps = config.training.max_steps or 0
-            guards = at_end.enter_context(guarded(config, run_id, notify, total_steps=steps))
+            guards = at_end.enter_context(guard_run(config, run_id, notify, total_steps=steps))
             watch = guards.budget
         stopper = BudgetStopper(watch, stop)
         with stopper.at_work():

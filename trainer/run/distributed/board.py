@@ -36,7 +36,7 @@ def read_note(kind: type[_Note], data: bytes, what: str) -> _Note:
 
 
 class Board:
-    """The notes of one world; every rank calls `gather` and `announce` in the same order.
+    """The notes of one world; every rank calls the same methods in the same order.
 
     Args:
         store: waits are polled, so that threads may share its connection.
@@ -49,51 +49,51 @@ class Board:
         self._calls: Counter[str] = Counter()
         store.set(f"host/{rank}", socket.gethostname())
 
-    def gather(self, topic: str, note: Any) -> list[Any]:
+    def gather_notes(self, topic: str, note: Any) -> list[Any]:
         """Return every rank's note, in their order.
 
         Raises:
             UnreachableError: names the ranks whose note did not come in time.
         """
-        keys = self._keys(topic)
+        keys = self._note_keys(topic)
         self._store.set(keys[self.rank], json.dumps(note))
-        return self._read(topic, keys)
+        return self._read_notes(topic, keys)
 
-    def announce(self, topic: str, note: Any = None) -> Any:
+    def broadcast_note(self, topic: str, note: Any = None) -> Any:
         """Return rank 0's note; the others' are ignored.
 
         Raises:
             UnreachableError: it did not come in time.
         """
-        key = self._keys(topic)[0]
+        key = self._note_keys(topic)[0]
         if self.rank == 0:
             self._store.set(key, json.dumps(note))
             return note
-        return self._read(topic, [key])[0]
+        return self._read_notes(topic, [key])[0]
 
-    def name(self, rank: int) -> str:
+    def name_rank(self, rank: int) -> str:
         """Return `rank N on HOST`."""
         key = f"host/{rank}"
         host = self._store.get(key).decode() if self._store.check([key]) else "an unknown host"
         return f"rank {rank} on {host}"
 
-    def names(self, ranks: list[int]) -> str:
+    def name_ranks(self, ranks: list[int]) -> str:
         """Return several ranks with their hosts."""
-        return ", ".join(map(self.name, ranks))
+        return ", ".join(map(self.name_rank, ranks))
 
-    def _keys(self, topic: str) -> list[str]:
+    def _note_keys(self, topic: str) -> list[str]:
         self._calls[topic] += 1
         return [f"{topic}/{self._calls[topic]}/{rank}" for rank in range(self.world)]
 
-    def _read(self, topic: str, keys: list[str]) -> list[Any]:
-        if late := self._wait(keys):
+    def _read_notes(self, topic: str, keys: list[str]) -> list[Any]:
+        if late := self._wait_for_keys(keys):
             missing = [int(key.rpartition("/")[2]) for key in late]
             raise UnreachableError(
-                f"{topic}: no answer from {self.names(missing)} in {self.patience:g} s"
+                f"{topic}: no answer from {self.name_ranks(missing)} in {self.patience:g} s"
             )
         return [read_note(object, self._store.get(key), key) for key in keys]
 
-    def _wait(self, keys: list[str]) -> list[str]:
+    def _wait_for_keys(self, keys: list[str]) -> list[str]:
         """Wait for keys of the store, and return those that are missing."""
         began, pause = time.monotonic(), _FIRST_PAUSE
         while not self._store.check(keys):

@@ -40,7 +40,7 @@ from trainer.checkpoint.reader import (
 from trainer.checkpoint.retention import describe_older, prune_checkpoints
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.run.distributed.board import Board
-from trainer.run.distributed.rank_file import choose_writers, file_name, place, start_writing
+from trainer.run.distributed.rank_file import choose_writers, file_name, locate_part, start_writing
 from trainer.system.errors import InputError, StorageError, first_line
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FileRecord, FolderWriter
@@ -108,7 +108,7 @@ class ShardedCheckpoints:
         """
         self.wait()
         if self._mine is None:
-            self._mine = self._choose()
+            self._mine = self._choose_parts()
         writer = error = None
         name = f"step-{progress.step:06d}"
         if self._board.rank == 0:
@@ -118,14 +118,14 @@ class ShardedCheckpoints:
                 writer = FolderWriter(self._disk, self.folder, name, self._workspace)
             except OSError as failure:
                 error = failure.strerror or str(failure)
-        told = [writer and str(writer.temporary), error]
-        temporary, error = self._board.announce("checkpoint folder", told)
+        announcement = [writer and str(writer.temporary), error]
+        temporary, error = self._board.broadcast_note("checkpoint folder", announcement)
         if error is not None:
-            raise self._failure(name, error)
+            raise self._make_error(name, error)
         parts = {key: self._parts[key] for key in self._mine}
         upload = start_writing(parts, Path(temporary), self._board.rank) if parts else None
         self._saving = self._executor.submit(
-            self._finish, upload, Path(temporary), writer, progress
+            self._finish_save, upload, Path(temporary), writer, progress
         )
         return self._saving
 
@@ -152,10 +152,10 @@ class ShardedCheckpoints:
             complete = complete_checkpoints(self.folder)
             found = [str(path) for path in complete if read_owner(path) == run_id]
         rejected: list[str] = []
-        for path in map(Path, self._board.announce("checkpoints", found)):
+        for path in map(Path, self._board.broadcast_note("checkpoints", found)):
             with ExitStack() as pinned:
-                if not (bad := self._damage(path, pinned)):
-                    return self._load(path, tuple(rejected))
+                if not (bad := self._find_damage(path, pinned)):
+                    return self._load_folder(path, tuple(rejected))
             rejected += bad[:1]
             if self._board.rank == 0:
                 log.warning("checkpoint skipped: %s", bad[0])
@@ -177,12 +177,12 @@ class ShardedCheckpoints:
         self._board.patience = _GRACE
         self._executor.shutdown(wait=False)
 
-    def _choose(self) -> list[str]:
+    def _choose_parts(self) -> list[str]:
         """Return what this rank writes: of those that hold the same part, the least laden does."""
-        mine = {name: place(part) for name, part in self._parts.items()}
-        return choose_writers(self._board.gather("parts", mine))[self._board.rank]
+        mine = {name: locate_part(part) for name, part in self._parts.items()}
+        return choose_writers(self._board.gather_notes("parts", mine))[self._board.rank]
 
-    def _finish(
+    def _finish_save(
         self,
         upload: Future[Any] | None,
         temporary: Path,
@@ -198,20 +198,24 @@ class ShardedCheckpoints:
                 path = temporary / file_name(self._board.rank)
                 files[path.name] = asdict(atomic_folder.make_record(path))
         except (Exception, CheckpointException) as failure:
-            error = _reason(failure)
+            error = _first_reason(failure)
         try:
-            notes = self._board.gather("written", [error, files])
-            bad = [f"{self._board.name(r)}: {note[0]}" for r, note in enumerate(notes) if note[0]]
+            notes = self._board.gather_notes("written", [error, files])
+            bad = [
+                f"{self._board.name_rank(r)}: {note[0]}" for r, note in enumerate(notes) if note[0]
+            ]
             if writer is not None:
-                error = bad[0] if bad else self._publish(writer, notes, progress)
+                error = bad[0] if bad else self._publish_folder(writer, notes, progress)
         finally:
             if writer is not None and writer.temporary.exists():
                 writer.abandon()
-        error = self._board.announce("published", error)
+        error = self._board.broadcast_note("published", error)
         if error:
-            raise self._failure(name, error)
+            raise self._make_error(name, error)
 
-    def _publish(self, writer: FolderWriter, notes: Sequence[Any], progress: RunProgress) -> str:
+    def _publish_folder(
+        self, writer: FolderWriter, notes: Sequence[Any], progress: RunProgress
+    ) -> str:
         """Let the folder appear, and return why it does not, or nothing."""
         run = {"schema": SCHEMA, **asdict(progress), "metric": None, "layout": self._layout}
         text = json.dumps(run, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
@@ -222,7 +226,7 @@ class ShardedCheckpoints:
             writer.write_file(RUN_FILE, [text.encode()])
             path = writer.publish()
         except OSError as error:
-            return _reason(error)
+            return _first_reason(error)
         try:
             prune_checkpoints(
                 self._disk, path, progress.run_id, self._keep_last, (), self._workspace
@@ -232,7 +236,7 @@ class ShardedCheckpoints:
             log.warning("%s: old checkpoints not removed: %s", self.folder, error.strerror)
         return ""
 
-    def _damage(self, path: Path, pinned: ExitStack) -> list[str]:
+    def _find_damage(self, path: Path, pinned: ExitStack) -> list[str]:
         """Return what is wrong with a folder's files; it is kept from being removed."""
         bad = ""
         try:
@@ -243,17 +247,17 @@ class ShardedCheckpoints:
             run = read_run(path)
         except StorageError as error:
             run, bad = {}, str(error)
-        bad = [found for found in self._board.gather("proof", bad) if found]
+        bad = [found for found in self._board.gather_notes("proof", bad) if found]
         if not bad and run.get("layout") != self._layout:
             raise InputError(f"{path}: is a checkpoint of another model or trainable set")
         return bad
 
-    def _load(self, path: Path, rejected: tuple[str, ...]) -> Resumed:
+    def _load_folder(self, path: Path, rejected: tuple[str, ...]) -> Resumed:
         reader = HuggingFaceStorageReader(str(path))
         load(self._parts, storage_reader=reader, no_dist=True)
         return Resumed(path, read_progress(path), rejected)
 
-    def _failure(self, name: str, reason: str) -> StorageError:
+    def _make_error(self, name: str, reason: str) -> StorageError:
         return StorageError(
             f"{self.folder / name}: checkpoint not saved: {reason}; {describe_older(self.folder)}"
         )
@@ -270,7 +274,7 @@ def training_parts(parameters: Mapping[str, Tensor], optimizer: FusedAdamW) -> d
     return parts
 
 
-def _reason(error: BaseException) -> str:
+def _first_reason(error: BaseException) -> str:
     """Return an error's first line, without the path of an OSError."""
     if isinstance(error, CheckpointException):
         error = error.failures[0][0]  # torch counts the ranks of a save, which is one

@@ -72,20 +72,20 @@ def read_environment(
         )
     if rank is not None:
         source = "the flags"
-    found_rank = _number(variables, number, rank, "--rank", source)
-    found_size = _number(variables, size, world_size, "--world-size", source)
+    found_rank = _read_number(variables, number, rank, "--rank", source)
+    found_size = _read_number(variables, size, world_size, "--world-size", source)
     if found_size < 1 or found_rank >= found_size:
         raise InputError(f"rank {found_rank} of {source} is not in a world of {found_size}")
     local_rank = None
     if rank is None and local in variables:
-        local_rank = _number(variables, local, None, "", source)
-    host, port = _master(variables, master, found_size, source)
+        local_rank = _read_number(variables, local, None, "", source)
+    host, port = _master_address(variables, master, found_size, source)
     by_torchrun = rank is None and "TORCHELASTIC_RUN_ID" in variables
     attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Environment(found_rank, found_size, local_rank, host, port, source, by_torchrun, attempt)
 
 
-def _number(
+def _read_number(
     variables: Mapping[str, str], name: str, given: int | None, flag: str, source: str
 ) -> int:
     if given is not None:
@@ -98,7 +98,7 @@ def _number(
     return int(text)
 
 
-def _master(
+def _master_address(
     variables: Mapping[str, str], given: str | None, world_size: int, source: str
 ) -> tuple[str, int]:
     """Return where rank 0 listens."""

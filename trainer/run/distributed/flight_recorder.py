@@ -14,7 +14,7 @@ _FOLDER = "flight-recorder"
 _COLLECTIVES = "2000"
 
 
-def record(output: Path) -> Path:
+def record_collectives(output: Path) -> Path:
     """Have torch record the collectives of process groups that are opened from now on.
 
     Returns:
@@ -27,7 +27,7 @@ def record(output: Path) -> Path:
     return folder
 
 
-def keep(path: Path) -> str:
+def save_record(path: Path) -> str:
     """Write what this process has recorded; return what an error line says of it."""
     from torch._C import _distributed_c10d
 

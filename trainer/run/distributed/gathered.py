@@ -44,14 +44,14 @@ class GatheredCheckpoints:
             assert snapshot is not None
             self.recorder.save(Save(snapshot, self.generation, scores))
 
-    def stream(self, step: int, scores: dict[str, Any] | None) -> None:
+    def stream_state(self, step: int, scores: dict[str, Any] | None) -> None:
         """Write the same while it is gathered: rank 0 holds a few tensors at a time."""
         stream = None
         if self.recorder is not None:
             stream = StreamedState(step)
             self.recorder.save(Save(stream, self.generation, scores))
         try:
-            for parts in self.optimizer.vectors().values():
+            for parts in self.optimizer.local_vectors().values():
                 for slot, piece in zip(
                     self.replica.layout.iter_tensors(),
                     self.replica.iterate_parameters(parts),

@@ -97,7 +97,7 @@ class Ranks:
         if isinstance(error, TrainerError) and not self.leads:
             error.args = (f"rank {self._environment.rank}: {error}",)
 
-    def generator(self, trained: TrainedModel) -> tuple[TorchGenerator, str]:
+    def open_generator(self, trained: TrainedModel) -> tuple[TorchGenerator, str]:
         """Return this rank's part of a generator, and nothing to say of its place.
 
         Raises:
@@ -109,40 +109,45 @@ class Ranks:
                 f"--parallel: {world} processes generate only with tensor={world}, which divides"
                 " each layer between them"
             )
-        device, mesh = self._join(trained)
+        device, mesh = self._join_ranks(trained)
         from trainer.replica.torch.parallel.generator import load_parallel_generator
 
         model = trained.base_dir, trained.config, trained.layout, trained.weights
         return load_parallel_generator(*model, mesh["tensor"], device), ""
 
-    def evaluator(self, trained: TrainedModel) -> tuple[RankEvaluator, str]:
+    def open_evaluator(self, trained: TrainedModel) -> tuple[RankEvaluator, str]:
         """Return this rank's part of an evaluator, and nothing to say of its place.
 
         Raises:
             InputError: the model cannot be loaded or cut.
         """
-        device, mesh = self._join(trained)
+        device, mesh = self._join_ranks(trained)
         from trainer.replica.torch.parallel.replica import ParallelReplica
 
         replica = ParallelReplica(
-            trained.base_dir, self._config(trained), trained.layout, mesh, device, trained.weights
+            trained.base_dir,
+            self._make_config(trained),
+            trained.layout,
+            mesh,
+            device,
+            trained.weights,
         )
         return RankEvaluator(replica, f"{self._environment.world_size} x {device.type}"), ""
 
-    def _config(self, trained: TrainedModel) -> RunConfig:
+    def _make_config(self, trained: TrainedModel) -> RunConfig:
         plain = {"sample_prompts": None, "label_smoothing": 0.0, "class_weights": None}
         training = trained.config.training.model_copy(update=plain)  # only a run needs them
         return trained.config.model_copy(update={"parallel": self.parallel, "training": training})
 
-    def _join(self, trained: TrainedModel) -> tuple[torch.device, DeviceMesh]:
+    def _join_ranks(self, trained: TrainedModel) -> tuple[torch.device, DeviceMesh]:
         """Check the model, meet the others and return this rank's device and the mesh."""
-        check_shards(trained.base_dir, self._config(trained))
+        check_shards(trained.base_dir, self._make_config(trained))
         environment = self._environment
         with speed_up_imports("torch"):
             import torch
 
             from trainer.replica.torch.parallel.mesh import make_mesh
-            from trainer.run.distributed.process_group import meet, own_device, process_group
+            from trainer.run.distributed.process_group import open_store, own_device, process_group
             from trainer.run.distributed.roll_call import RankReport, call_roll
         if self._compute.threads is not None:
             torch.set_num_threads(self._compute.threads)
@@ -151,18 +156,18 @@ class Ranks:
             "--parallel": self.parallel.model_dump_json(),
             "kind of device": device.type,
             "model": trained.layout.digest,
-            "set of trained weights": _digest(trained),
+            "set of trained weights": _config_digest(trained),
             "version of torch": torch.__version__,
         }
         with log_if_slow(f"waiting for all {environment.world_size} processes"):
-            store = meet(environment, _PATIENCE)
+            store = open_store(environment, _PATIENCE)
             me = RankReport(environment.rank, socket.gethostname(), str(device), facts)
             call_roll(store, me, environment.world_size, _PATIENCE)
         self._joined.enter_context(process_group(environment, store, device, self.parallel.timeout))
         return device, make_mesh(self.parallel, environment.world_size, device.type)
 
 
-def _digest(trained: TrainedModel) -> str:
+def _config_digest(trained: TrainedModel) -> str:
     if trained.weights is None:
         return weights_digest(trained.base_dir)
     return blake2b(trained.weights.tobytes()).hexdigest()

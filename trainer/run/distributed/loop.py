@@ -90,7 +90,7 @@ class DistributedRun:
         """
         try:
             ended = self._train_until_stopped()
-            self._save()
+            self._save_once()
             self.checkpoints.finish(self.step)
         except BaseException as error:
             self.checkpoints.give_up(error)
@@ -100,15 +100,15 @@ class DistributedRun:
     def _train_until_stopped(self) -> tuple[str, int]:
         """Apply all updates that are left; return why these were the last, and the exit code."""
         if self.config.exchange.is_ring:
-            self._prove()
+            self._compare_weights()
         while self.step < self.plan.total_steps:
-            if ended := self._stops():
+            if ended := self._agree_on_stop():
                 return ended
-            self._train()
-            self._look_up()
+            self._train_step()
+            self._after_step()
         return "all steps are done", 0
 
-    def _stops(self) -> tuple[str, int] | None:
+    def _agree_on_stop(self) -> tuple[str, int] | None:
         """Return why all ranks stop now, with the exit code; None if none has a reason.
 
         Raises:
@@ -132,14 +132,14 @@ class DistributedRun:
             return early or "early stopping by rank 0", 0
         return None
 
-    def _train(self) -> None:
+    def _train_step(self) -> None:
         """Forward, backward and update over one batch."""
         # 1. What the step takes.
         began, number = time.monotonic(), self.step + 1
         rate = compute_learning_rate(self.step, self.plan.total_steps, self.config.optimizer)
         at = self.plan.find_samples(self.step)
         # 2. Forward and backward over this copy's samples.
-        result = self.replica.accumulate(self._samples(at.epoch, range(at.start, at.stop)))
+        result = self.replica.accumulate(self._local_samples(at.epoch, range(at.start, at.stop)))
         if not math.isfinite(result.loss_sum):
             what = f"a loss that is not finite in samples {at.start}..{at.stop}"
             raise NonFiniteError.at_step(number, what)
@@ -164,21 +164,21 @@ class DistributedRun:
             )
         )
 
-    def _look_up(self) -> None:
+    def _after_step(self) -> None:
         """Compare weights, validate and save if that is due."""
         if self.config.exchange.is_ring and self.step % self.config.exchange.hash_every == 0:
-            self._prove()
+            self._compare_weights()
         every = self.config.training.evaluate_every
         due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
         if due and self.validation is not None:
-            scores = self._evaluate(self.validation)
+            scores = self._evaluate_samples(self.validation)
             if self.recorder is not None:
                 self.recorder.emit({"event": "validation", "at": self.step, **scores})
-            self._save(scores)
+            self._save_once(scores)
         elif self.step % self.config.checkpoint.every == 0:
-            self._save()
+            self._save_once()
 
-    def _evaluate(self, samples: Dataset) -> dict[str, Any]:
+    def _evaluate_samples(self, samples: Dataset) -> dict[str, Any]:
         """Return the scores of all samples."""
         parts: list[EvalResult] = []
         portion = _PORTION * self.replica.copies
@@ -187,26 +187,26 @@ class DistributedRun:
             parts.append(self.replica.evaluate([samples[start + index] for index in share]))
         return EvalResult.sum_parts(parts).compute_scores()
 
-    def _save(self, scores: dict[str, Any] | None = None) -> None:
+    def _save_once(self, scores: dict[str, Any] | None = None) -> None:
         """Save the current step unless it was saved; the state is proved first."""
         if self.step == self._saved:
             return
-        self._prove()
+        self._compare_weights()
         self._saved = self.step
         self.checkpoints.save(self.step, scores)
 
-    def _prove(self) -> None:
+    def _compare_weights(self) -> None:
         """Compare the ranks' weights unless this step's were."""
         if self.step == self._proved:
             return
-        digest, self._proved = self.audit.prove(self.step), self.step
+        digest, self._proved = self.audit.compare_digests(self.step), self.step
         if self.recorder is not None and digest is not None:
             ranks = list(range(dist.get_world_size()))
             self.recorder.emit(
                 {"event": "verified", "at": self.step, "digest": digest, "ranks": ranks}
             )
 
-    def _samples(self, epoch: int, positions: range) -> list[Encoded]:
+    def _local_samples(self, epoch: int, positions: range) -> list[Encoded]:
         """Return this copy's part of a step's samples."""
         if self._order is None or self._order[0] != epoch:
             order = permute_epoch(self.config.training.seed, epoch, len(self.train))

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from trainer.run.distributed.board import read_note
 from trainer.run.distributed.environment import Environment
-from trainer.run.distributed.process_group import meet
+from trainer.run.distributed.process_group import open_store
 from trainer.system.errors import UnreachableError
 from trainer.system.process.native_thread import NativeThread, exit_from_any_thread
 from trainer.system.storage.progress import latest_progress
@@ -40,7 +40,7 @@ _Note = tuple[str, Annotated[str, Field(max_length=1000)]]
 """A rank's host, and how far it has read."""
 
 
-class Meeting:
+class Rendezvous:
     """Meets the other ranks during the block, in which this rank reads its data.
 
     If the others give up waiting, the process ends: its main thread may hang in the reading.
@@ -54,7 +54,7 @@ class Meeting:
         self._read = threading.Event()
         self._store: Store | None = None
         self._error: Exception | None = None
-        self._thread = NativeThread(self._meet_and_report, "meeting-ranks")
+        self._thread = NativeThread(self._open_store_and_report, "meeting-ranks")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -68,7 +68,7 @@ class Meeting:
     ) -> None:
         self._read.set()
 
-    def join(self) -> Store:
+    def wait_for_store(self) -> Store:
         """Return the store, once the data is read.
 
         Raises:
@@ -81,44 +81,44 @@ class Meeting:
         assert self._store is not None
         return self._store
 
-    def _meet_and_report(self) -> None:
+    def _open_store_and_report(self) -> None:
         try:
-            self._store = self._meet()
+            self._store = self._open_store()
         except Exception as error:  # raised in the thread that waits
             self._error = error
             return
         with suppress(RuntimeError):  # without a store the main thread fails, and says so
-            self._report(self._store.clone())  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
+            self._report_reading(self._store.clone())  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
 
-    def _meet(self) -> Store:
+    def _open_store(self) -> Store:
         """Meet with the patience of a rank that has read its data, whenever others come."""
         while True:
             last = self._read.is_set()
             try:
-                return meet(self._environment, self._patience)
+                return open_store(self._environment, self._patience)
             except UnreachableError:
                 if last:
                     raise
 
-    def _report(self, store: Store) -> None:
+    def _report_reading(self, store: Store) -> None:
         rank, host, reported = self._environment.rank, socket.gethostname(), 0
         while not self._read.is_set():
             count, line = latest_progress()
-            store.set(_key(rank), json.dumps([host, line[:300]]))
+            store.set(_reading_key(rank), json.dumps([host, line[:300]]))
             if count > reported:
                 store.add(COUNT, count - reported)
                 reported = count
             if store.check([GIVEN_UP]):
                 reason = read_note(str, store.get(GIVEN_UP), GIVEN_UP)
-                store.set(f"{_key(rank)}-ended", "")
+                store.set(f"{_reading_key(rank)}-ended", "")
                 log.error("rank %d ends while it reads its data: %s", rank, reason)
                 exit_from_any_thread(UnreachableError.exit_code)
             self._read.wait(_INTERVAL)
 
 
-def give_up(store: Store, missing: list[int], reason: str) -> str:
+def end_reading_ranks(store: Store, missing: list[int], reason: str) -> str:
     """End the ranks that still read, and return `reason` with how far each of them has come."""
-    reading = {rank: _key(rank) for rank in missing if store.check([_key(rank)])}
+    reading = {rank: _reading_key(rank) for rank in missing if store.check([_reading_key(rank)])}
     for rank, key in reading.items():
         host, line = read_note(_Note, store.get(key), key)
         reason += f"; rank {rank} on {host} got no further than {line}"
@@ -130,5 +130,5 @@ def give_up(store: Store, missing: list[int], reason: str) -> str:
     return reason
 
 
-def _key(rank: int) -> str:
+def _reading_key(rank: int) -> str:
     return f"reading-{rank}"

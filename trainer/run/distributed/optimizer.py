@@ -46,7 +46,7 @@ class ParallelAdamW:
         groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
         for name, parameter in parameters.items():
             # torch updates a group in one call, for which its tensors must be of one mesh.
-            groups.setdefault((name in decaying, _mesh(parameter)), []).append(parameter)
+            groups.setdefault((name in decaying, _mesh_of(parameter)), []).append(parameter)
         self.torch = FusedAdamW(
             settings, [(members, decays) for (decays, _), members in groups.items()]
         )
@@ -67,9 +67,9 @@ class ParallelAdamW:
             for name, parameter in self._parameters.items()
             if parameter.grad is not None
         }
-        norm = self._norm(gradients)
+        norm = self._global_norm(gradients)
         if not math.isfinite(norm):
-            raise NonFiniteError.at_step(step, self._complaint(gradients))
+            raise NonFiniteError.at_step(step, self._describe_nonfinite(gradients))
         limit = self._settings.max_grad_norm
         if norm > limit:
             for gradient in gradients.values():
@@ -77,7 +77,7 @@ class ParallelAdamW:
         self.torch.step(learning_rate)
         return norm
 
-    def vectors(self) -> dict[Vector, Mapping[str, Tensor]]:
+    def local_vectors(self) -> dict[Vector, Mapping[str, Tensor]]:
         """Return this rank's parts of the state, in the order of checkpoints."""
         first, second = (
             {name: self.torch.state[part][moment] for name, part in self._parameters.items()}
@@ -91,7 +91,7 @@ class ParallelAdamW:
         Args:
             replica: whose parameters these are.
         """
-        weights, first, second = map(replica.gather_parameters, self.vectors().values())
+        weights, first, second = map(replica.gather_parameters, self.local_vectors().values())
         if weights is None or first is None or second is None:
             return None
         return Snapshot(weights, first, second, step)
@@ -99,12 +99,12 @@ class ParallelAdamW:
     @torch.no_grad()
     def restore(self, stored: StoredState | None, step: int) -> None:
         """Resume from the weights and moments that rank 0 reads; the others give None."""
-        for vector, parts in self.vectors().items():
+        for vector, parts in self.local_vectors().items():
             read = partial(stored.read_slice, vector) if stored else None
             flat.broadcast_tensors(self._layout, read, parts)
         self.torch.resume_at(step)
 
-    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
+    def _global_norm(self, gradients: Mapping[str, Tensor]) -> float:
         """Return the norm over all ranks; what several hold counts once."""
         device = next(iter(gradients.values())).device
         total = torch.zeros((), dtype=torch.float64, device=device)
@@ -116,7 +116,7 @@ class ParallelAdamW:
         dist.all_reduce(total)
         return math.sqrt(float(total))
 
-    def _complaint(self, gradients: Mapping[str, Tensor]) -> str:
+    def _describe_nonfinite(self, gradients: Mapping[str, Tensor]) -> str:
         """Return the same line on every rank: the first tensor that is not finite on any."""
         names = [slot.name for slot in self._layout.iter_tensors()]
         bad = [
@@ -132,5 +132,5 @@ class ParallelAdamW:
         return f"NaN or Inf in the gradient of {names[int(first)]}"
 
 
-def _mesh(parameter: Tensor) -> object:
+def _mesh_of(parameter: Tensor) -> object:
     return parameter.device_mesh if isinstance(parameter, DTensor) else None

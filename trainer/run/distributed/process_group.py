@@ -54,7 +54,7 @@ def own_device(environment: Environment, wanted: RequestedBackend, gpu: str) -> 
         return torch.device("cpu")
 
 
-def meet(environment: Environment, patience: float) -> Store:
+def open_store(environment: Environment, patience: float) -> Store:
     """Return the store of the job, which torchrun holds, or else rank 0.
 
     A rank that was started again waits until the others of its former attempt have ended too: in
@@ -69,7 +69,7 @@ def meet(environment: Environment, patience: float) -> Store:
     """
     deadline = time.monotonic() + patience
     while True:
-        store = _within(patience, environment)
+        store = _connect_in_time(patience, environment)
         if store is not None:
             return store
         if time.monotonic() > deadline:
@@ -81,7 +81,7 @@ def meet(environment: Environment, patience: float) -> Store:
         time.sleep(_PAUSE)
 
 
-def _within(patience: float, environment: Environment) -> Store | None:
+def _connect_in_time(patience: float, environment: Environment) -> Store | None:
     """Return the store, None if it has this rank already or has ended, within a deadline of ours.
 
     A port that accepts and never answers blocks torch for ever, signals included, so that torch
@@ -89,17 +89,17 @@ def _within(patience: float, environment: Environment) -> Store | None:
     """
     found: SimpleQueue[Store | BaseException | None] = SimpleQueue()
 
-    def take_seat() -> None:
+    def claim_rank() -> None:
         try:
-            store = _connect(environment, patience)
-            seated = environment.by_torchrun or store.add(f"seat-{environment.rank}", 1) == 1
-            found.put(store if seated else None)
+            store = _connect_store(environment, patience)
+            claimed = environment.by_torchrun or store.add(f"seat-{environment.rank}", 1) == 1
+            found.put(store if claimed else None)
         except dist.DistError:  # it ended meanwhile
             found.put(None)
         except BaseException as error:  # raised in the thread that waits
             found.put(error)
 
-    NativeThread(take_seat, "meeting").start()
+    NativeThread(claim_rank, "meeting").start()
     try:
         # torch's own deadline ends an attempt first, where it counts.
         result = found.get(timeout=patience + _GRACE)
@@ -113,8 +113,8 @@ def _within(patience: float, environment: Environment) -> Store | None:
     return result
 
 
-def _connect(environment: Environment, patience: float) -> Store:
-    """Return the store that is there now; for errors see `meet`."""
+def _connect_store(environment: Environment, patience: float) -> Store:
+    """Return the store that is there now; for errors see `open_store`."""
     where = f"{environment.host}:{environment.port}"
     try:
         if environment.by_torchrun:
@@ -128,7 +128,7 @@ def _connect(environment: Environment, patience: float) -> Store:
             is_master=environment.rank == 0,
             timeout=timedelta(seconds=patience),
             wait_for_workers=False,
-            master_listen_fd=_listener(environment) if environment.rank == 0 else None,
+            master_listen_fd=_listen_on_master(environment) if environment.rank == 0 else None,
         )
     except (dist.DistError, ValueError, OSError) as error:
         if environment.rank == 0 and not environment.by_torchrun:
@@ -141,7 +141,7 @@ def _connect(environment: Environment, patience: float) -> Store:
         ) from None
 
 
-def _listener(environment: Environment) -> int | None:
+def _listen_on_master(environment: Environment) -> int | None:
     """Return a socket on the one address of `--master`, for the store to own.
 
     None if the store must listen on every address: a name may mean another address on this host
@@ -163,7 +163,7 @@ def _listener(environment: Environment) -> int | None:
         raise
 
 
-def collectives(device: torch.device) -> str:
+def choose_collectives(device: torch.device) -> str:
     """Return the engine of collectives for each kind of tensor: NCCL between CUDA devices.
 
     What ranks tell each other from their hosts' memory goes by gloo on any device.
@@ -185,7 +185,7 @@ def process_group(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        collectives(device),
+        choose_collectives(device),
         store=store,
         rank=environment.rank,
         world_size=environment.world_size,

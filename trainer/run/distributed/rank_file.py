@@ -43,7 +43,7 @@ def choose_writers(held: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return chosen
 
 
-def place(part: Tensor) -> tuple[list[int], list[int], int]:
+def locate_part(part: Tensor) -> tuple[list[int], list[int], int]:
     """Return a part's sizes, where it begins in the whole tensor, and its bytes."""
     sizes, starts = list(part.shape), [0] * part.ndim
     if isinstance(part, DTensor):

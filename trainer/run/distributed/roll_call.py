@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import Store
 
 from trainer.run.distributed.board import read_note
-from trainer.run.distributed.meeting import COUNT, give_up
+from trainer.run.distributed.meeting import COUNT, end_reading_ranks
 from trainer.system.errors import (
     InputError,
     InUseError,
@@ -88,15 +88,15 @@ def _await_members(store: Store, keys: list[str], rank: int, patience: float) ->
         if time.monotonic() - moved >= patience:
             missing = [number for number, key in enumerate(keys) if not store.check([key])]
             reason = (
-                f"rank {rank} waited {patience:.0f} s for {_ranks(missing)} of {len(keys)}: start"
-                " what is missing, and look at its log"
+                f"rank {rank} waited {patience:.0f} s for {_name_ranks(missing)} of {len(keys)}:"
+                " start what is missing, and look at its log"
             )
-            raise UnreachableError(give_up(store, missing, reason))
+            raise UnreachableError(end_reading_ranks(store, missing, reason))
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def prepared(
+def prepare_on_first_rank(
     store: Store,
     rank: int,
     world_size: int,
@@ -119,9 +119,9 @@ def prepared(
             store.set(_PREPARED, json.dumps({"error": str(error), "code": error.exit_code}))
             _all_have_read(store, _PREPARED, rank, world_size, patience)
             raise
-        told = tell(found)
-        store.set(_PREPARED, json.dumps({"told": told}))
-        return found, told
+        reply = tell(found)
+        store.set(_PREPARED, json.dumps({"told": reply}))
+        return found, reply
     answer = read_note(_Prepared, store.get(_PREPARED), _PREPARED)
     if answer.error is None:
         return None, answer.told
@@ -138,6 +138,6 @@ def _all_have_read(store: Store, what: str, rank: int, world_size: int, patience
             store.wait([f"{what}-was-read"], timedelta(seconds=patience))
 
 
-def _ranks(ranks: list[int]) -> str:
+def _name_ranks(ranks: list[int]) -> str:
     names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {names}"

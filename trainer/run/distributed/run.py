@@ -19,7 +19,7 @@ from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.loop import OF_ALL, DistributedRun
 from trainer.run.distributed.process_group import own_device, process_group
 from trainer.run.distributed.roll_call import RankReport, call_roll
-from trainer.run.distributed.watch import Watch
+from trainer.run.distributed.watch import RankWatch
 from trainer.system.backends import RequestedBackend
 from trainer.system.process.stop_signals import StopRequest
 
@@ -32,7 +32,7 @@ Explaining = Callable[[], AbstractContextManager[None]]
 Make = Callable[[Store, list[RankReport], torch.device, StopRequest, Explaining], DistributedRun]
 
 
-def run(
+def run_rank(
     inputs: RunInputs,
     environment: Environment,
     *,
@@ -63,18 +63,23 @@ def run(
     patience = exchange.join_deadline
     device = own_device(environment, backend, gpu)
     store = meet()
-    me = RankReport(environment.rank, socket.gethostname(), str(device), _facts(inputs, device))
+    me = RankReport(
+        environment.rank, socket.gethostname(), str(device), _common_facts(inputs, device)
+    )
     members = call_roll(store, me, environment.world_size, patience)
     if exchange.is_ring and environment.rank == 0:
         log.info("%s", RING_NOTE)
     output = Path(inputs.config.output)
-    watch = Watch(store, me.rank, [member.host for member in members], me.device, output)
+    watch = RankWatch(store, me.rank, [member.host for member in members], me.device, output)
     timeout = inputs.config.parallel.timeout
-    with watch.on(), process_group(environment, store, device, timeout):
-        made = make(store, members, device, stop, watch.explaining)
+    with watch.watch_ranks(), process_group(environment, store, device, timeout):
+        made = make(store, members, device, stop, watch.explain_errors)
         recorder = made.recorder
         try:
-            with recorder.closed_on_failure() if recorder else nullcontext(), watch.explaining():
+            with (
+                recorder.closed_on_failure() if recorder else nullcontext(),
+                watch.explain_errors(),
+            ):
                 reason, code = made.run()
         except OF_ALL as error:
             if environment.rank > 0:  # rank 0 prints it
@@ -88,12 +93,12 @@ def run(
         return int(verdict)
 
 
-def _facts(inputs: RunInputs, device: torch.device) -> dict[str, str]:
+def _common_facts(inputs: RunInputs, device: torch.device) -> dict[str, str]:
     job = inputs.job
     return {
         "version of Motley": job.version,
         "version of torch": torch.__version__,
-        "kind of device": _kind(device) if inputs.config.exchange.is_ring else device.type,
+        "kind of device": _device_kind(device) if inputs.config.exchange.is_ring else device.type,
         "exchange.topology": inputs.config.exchange.topology,
         "config": job.agreement,
         "section parallel": json.dumps(inputs.config.parallel.model_dump(), sort_keys=True),
@@ -104,6 +109,6 @@ def _facts(inputs: RunInputs, device: torch.device) -> dict[str, str]:
     }
 
 
-def _kind(device: torch.device) -> str:
+def _device_kind(device: torch.device) -> str:
     """Return what the devices of a ring have in common: its slowest one sets the pace of all."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -52,7 +52,7 @@ class ShardedSaves:
                 self._recorder.not_saved(step, str(error))
         else:
             began = time.monotonic()
-            saving.add_done_callback(lambda done: self._record(step, began, done))
+            saving.add_done_callback(lambda done: self._record_save(step, began, done))
 
     def finish(self, step: int) -> None:
         """Wait for the last save, then gather the state and write it on rank 0."""
@@ -60,7 +60,7 @@ class ShardedSaves:
             self._sharded.close()
         if step > self._written:
             at, scores = self._scores
-            self._gathered.stream(step, scores if at == step else None)
+            self._gathered.stream_state(step, scores if at == step else None)
 
     def give_up(self, error: BaseException) -> None:
         """Complete what is under way if all ranks live, else leave it."""
@@ -71,7 +71,7 @@ class ShardedSaves:
         self._recorder = None
         self._sharded.give_up()
 
-    def _record(self, step: int, began: float, done: Future[None]) -> None:
+    def _record_save(self, step: int, began: float, done: Future[None]) -> None:
         """Run in the writer's thread."""
         recorder, error = self._recorder, done.exception()
         if recorder is None:

@@ -53,7 +53,7 @@ Reason = tuple[str, Annotated[int, Field(ge=1, le=255)]]
 """Why a rank ends, and its exit code."""
 
 
-class Watch:
+class RankWatch:
     """This rank's signs of life, and its view of the others.
 
     Args:
@@ -65,34 +65,34 @@ class Watch:
     def __init__(
         self, store: Store, rank: int, hosts: Sequence[str], device: str, output: Path
     ) -> None:
-        self._store, self._rank, self._hosts = _connection(store), rank, hosts
+        self._store, self._rank, self._hosts = _clone_connection(store), rank, hosts
         self._device, self._output = device, output
         self._ended = threading.Event()
-        self._told = False
+        self._reported = False
         self._silent: set[int] = set()
         self._of_rank_0: list[tuple[str, int]] = []
         """Why rank 0 ends, which may take the store with it, and the exit code."""
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        """Leave signs of life during the block, and explain its errors as `explaining` does.
+    def watch_ranks(self) -> Iterator[None]:
+        """Leave signs of life during the block, and explain its errors as `explain_errors` does.
 
         Open it before the process group, whose collectives are then recorded.
         """
-        flight_recorder.record(self._output)
-        signs = NativeThread(self._beat, "signs-of-life")
+        flight_recorder.record_collectives(self._output)
+        signs = NativeThread(self._send_heartbeats, "signs-of-life")
         signs.start()
         try:
-            with self.explaining():
+            with self.explain_errors():
                 yield
         finally:
-            if self._told and self._rank == 0:
-                self._outlast()
+            if self._reported and self._rank == 0:
+                self._wait_for_readers()
             self._ended.set()
             signs.join(_SILENT)  # else `leave` ends the process beside it
 
     @contextmanager
-    def explaining(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Turn errors of collectives and of memory into one line, and tell the others of any.
 
         Raises:
@@ -106,19 +106,19 @@ class Watch:
             if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
                 raise self._out_of_memory() from None
             if is_of_peers(error):
-                raise self._lost(error) from None
+                raise self._explain_failure(error) from None
             if isinstance(error, TrainerError):
-                self._tell(str(error), error.exit_code)
+                self._report_failure(str(error), error.exit_code)
             else:
-                self._tell(f"{type(error).__name__}: {first_line(error)}")
+                self._report_failure(f"{type(error).__name__}: {first_line(error)}")
             raise
 
-    def name(self, rank: int) -> str:
+    def name_rank(self, rank: int) -> str:
         """Return `rank N on HOST`."""
         return f"rank {rank} on {self._hosts[rank]}"
 
-    def _beat(self) -> None:
-        store, count = _connection(self._store), 0
+    def _send_heartbeats(self) -> None:
+        store, count = _clone_connection(self._store), 0
         with suppress(Exception):  # without a store the main thread fails, and says so
             while not self._ended.wait(_INTERVAL if count else 0):
                 count += 1
@@ -126,19 +126,23 @@ class Watch:
                 if self._rank and not self._of_rank_0 and store.check(["failed/0"]):
                     why, code = read_note(Reason, store.get("failed/0"), "failed/0")
                     lost = why.startswith(_LOST)
-                    cause = why.removeprefix(_LOST) if lost else f"{self.name(0)} has failed: {why}"
+                    cause = (
+                        why.removeprefix(_LOST)
+                        if lost
+                        else f"{self.name_rank(0)} has failed: {why}"
+                    )
                     self._of_rank_0 = [(cause, code)]
                     store.set(f"heard/{self._rank}", "")
 
-    def _tell(self, reason: str, code: int = TrainerError.exit_code) -> None:
+    def _report_failure(self, reason: str, code: int = TrainerError.exit_code) -> None:
         """Leave for the others why this rank ends, and its exit code; the first reason counts."""
-        if self._told:
+        if self._reported:
             return
-        self._told = True
+        self._reported = True
         note = json.dumps([reason, code])
-        _in_time(lambda: self._store.set(f"failed/{self._rank}", note), _ANSWERS)
+        _ask_in_time(lambda: self._store.set(f"failed/{self._rank}", note), _ANSWERS)
 
-    def _outlast(self) -> None:
+    def _wait_for_readers(self) -> None:
         """Stay until the living ranks know why this one ends, for the store may end with it.
 
         They have heard of it, or have told of their own end. Those whose collective waits for this
@@ -154,64 +158,66 @@ class Watch:
 
     def _out_of_memory(self) -> InputError:
         reason = f"{self._device} has not enough memory"
-        self._tell(reason, InputError.exit_code)
+        self._report_failure(reason, InputError.exit_code)
         return InputError(
-            f"{self.name(self._rank)}: {reason}; lower training.micro_batch_size or"
+            f"{self.name_rank(self._rank)}: {reason}; lower training.micro_batch_size or"
             " data.max_seq_len, or share the model: parallel.data=fsdp and more processes"
         )
 
-    def _lost(self, error: Exception) -> UnreachableError:
+    def _explain_failure(self, error: Exception) -> UnreachableError:
         """Return the cause of a collective's failure."""
-        folder = flight_recorder.record(self._output)
-        record = flight_recorder.keep(folder / f"rank-{self._rank}.json")
+        folder = flight_recorder.record_collectives(self._output)
+        record = flight_recorder.save_record(folder / f"rank-{self._rank}.json")
         found: list[tuple[str, int]] = []
-        answers = _in_time(lambda: self._read(f"alive/{self._rank}"), _ANSWERS)
-        if not answers or not _in_time(lambda: found.extend(self._causes()), _KNOWS):
-            silence = f"{self.name(0)}, which holds the store, does not answer"
+        answers = _ask_in_time(lambda: self._read_key(f"alive/{self._rank}"), _ANSWERS)
+        if not answers or not _ask_in_time(lambda: found.extend(self._find_causes()), _KNOWS):
+            silence = f"{self.name_rank(0)}, which holds the store, does not answer"
             found = self._of_rank_0 or [(silence, _GONE)]
         what = "timed out" if "imed out" in str(error) else "failed"
         causes = "; ".join(why for why, _ in found) or f"all ranks live: {first_line(error)}"
         # Else whatever starts this rank again would have it wait for one that has ended for good.
         code = next((code for _, code in found if not should_restart(code)), _GONE)
-        self._tell(f"{_LOST}{causes}", code)
+        self._report_failure(f"{_LOST}{causes}", code)
         lost = UnreachableError(
-            f"{self.name(self._rank)}: a collective {what}: {causes}. Look at the log there and"
-            f" start the job again, it resumes from its newest checkpoint{record}"
+            f"{self.name_rank(self._rank)}: a collective {what}: {causes}. Look at the log there"
+            f" and start the job again, it resumes from its newest checkpoint{record}"
         )
         lost.exit_code = code
         return lost
 
-    def _causes(self) -> list[tuple[str, int]]:
+    def _find_causes(self) -> list[tuple[str, int]]:
         """Return why other ranks failed, with exit codes, or else which are silent."""
         others = [rank for rank in range(len(self._hosts)) if rank != self._rank]
-        heard = {rank: self._read(f"alive/{rank}") for rank in others}
+        heartbeats = {rank: self._read_key(f"alive/{rank}") for rank in others}
         silent, deadline = set(others), time.monotonic() + _SILENT
         for look in itertools.count(1):
-            told = {rank: self._read(f"failed/{rank}") for rank in others}
+            failures = {rank: self._read_key(f"failed/{rank}") for rank in others}
             reasons = {
-                rank: read_note(Reason, note, self.name(rank))
-                for rank, note in told.items()
+                rank: read_note(Reason, note, self.name_rank(rank))
+                for rank, note in failures.items()
                 if note
             }
             if first := {
                 rank: why for rank, why in reasons.items() if not why[0].startswith(_LOST)
             }:
                 return [
-                    (f"{self.name(rank)} has failed: {why}", code)
+                    (f"{self.name_rank(rank)} has failed: {why}", code)
                     for rank, (why, code) in first.items()
                 ]
             silent -= reasons.keys()
-            silent -= {rank for rank in silent if self._read(f"alive/{rank}") != heard[rank]}
+            silent -= {
+                rank for rank in silent if self._read_key(f"alive/{rank}") != heartbeats[rank]
+            }
             if not silent or (look >= _LOOKS and time.monotonic() > deadline):
                 break
             time.sleep(_INTERVAL)
         self._silent = silent
         return [
-            (f"no sign of life from {self.name(rank)} (killed, stopped or cut off)", _GONE)
+            (f"no sign of life from {self.name_rank(rank)} (killed, stopped or cut off)", _GONE)
             for rank in sorted(silent)
         ]
 
-    def _read(self, key: str) -> bytes:
+    def _read_key(self, key: str) -> bytes:
         return self._store.get(key) if self._store.check([key]) else b""
 
 
@@ -224,12 +230,12 @@ def is_of_peers(error: Exception) -> bool:
     )
 
 
-def _connection(store: Store) -> Store:
+def _clone_connection(store: Store) -> Store:
     """Return a connection of its own: a wait on it holds up all that share it."""
     return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
 
 
-def _in_time(action: Callable[[], object], patience: float) -> bool:
+def _ask_in_time(action: Callable[[], object], patience: float) -> bool:
     """Return whether something that asks the store was done: it may be held by a stopped rank."""
     ended, done = threading.Event(), threading.Event()
 

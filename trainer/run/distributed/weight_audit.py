@@ -17,14 +17,14 @@ from blake3 import blake3
 from torch import Tensor
 
 from trainer.replica.torch.parallel import flat
-from trainer.run.distributed.rank_file import place
+from trainer.run.distributed.rank_file import locate_part
 from trainer.system.errors import RefusedError
 
 _SIZE = blake3.digest_size
 
 
 class WeightAudit:
-    """Compares digests over all ranks; every rank calls `prove` at the same steps.
+    """Compares digests over all ranks; every rank calls `compare_digests` at the same steps.
 
     Args:
         parameters: this rank's parts of the trainable weights, by layout names.
@@ -33,14 +33,14 @@ class WeightAudit:
 
     def __init__(self, parameters: Mapping[str, Tensor], ranks: Sequence[str]) -> None:
         self._parameters, self._ranks = parameters, ranks
-        parts = {name: place(part)[:2] for name, part in parameters.items()}
+        parts = {name: locate_part(part)[:2] for name, part in parameters.items()}
         self._place = blake3(json.dumps(parts, sort_keys=True).encode()).digest()
         self._copied = True
         # Kept, as gloo's threads let go of what they were given after the collective has ended.
         self._mine = torch.empty(2 * _SIZE, dtype=torch.uint8)
         self._found = [torch.empty_like(self._mine) for _ in ranks]
 
-    def prove(self, step: int) -> str | None:
+    def compare_digests(self, step: int) -> str | None:
         """Return the hex digest of rank 0's part after `step` updates, which all copies share.
 
         None if no two ranks hold the same part: then there is nothing to compare.
@@ -50,11 +50,11 @@ class WeightAudit:
         """
         if not self._copied:
             return None
-        self._mine.copy_(torch.tensor(list(self._place + self._digest())))
+        self._mine.copy_(torch.tensor(list(self._place + self._local_digest())))
         dist.all_gather(self._found, self._mine)
         found = [bytes(each.tolist()) for each in self._found]
         self._copied = len({proof[:_SIZE] for proof in found}) < len(found)
-        if wrong := differing(found):
+        if wrong := find_differing(found):
             names = ", ".join(self._ranks[rank] for rank in wrong)
             raise RefusedError(
                 f"step {step}: {names}: other weights than on the other ranks: the run is halted"
@@ -63,7 +63,7 @@ class WeightAudit:
             )
         return found[0][_SIZE:].hex() if self._copied else None
 
-    def _digest(self) -> bytes:
+    def _local_digest(self) -> bytes:
         hasher = blake3()
         for name in sorted(self._parameters):
             part = flat.local_part(self._parameters[name]).detach().cpu().contiguous()
@@ -71,7 +71,7 @@ class WeightAudit:
         return hasher.digest()
 
 
-def differing(proofs: Sequence[bytes]) -> list[int]:
+def find_differing(proofs: Sequence[bytes]) -> list[int]:
     """Return the ranks whose weights are not those of most copies of their part.
 
     Of two states with equally many copies, that of the lowest rank counts as right.

@@ -48,7 +48,7 @@ def test_the_command_writes_what_the_trainer_looks_for(
     assert tree["schema"] == "motley.certificates/1"
     assert tree["members"] == ["coordinator", "rank-0", "rank-1"]
     place = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=str(folder))
-    assert place.certificates("coordinator", "10.0.0.1") == folder / "coordinator"
+    assert place.find_certificates("coordinator", "10.0.0.1") == folder / "coordinator"
     for member, role in (("coordinator", "coordinator"), ("rank-1", "rank:1")):
         uri = f"urn:motley:run:run:{role}"
         tls.make_context(folder / member, server=member == "coordinator")

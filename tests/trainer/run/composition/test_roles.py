@@ -178,14 +178,14 @@ def test_resuming_continues_with_the_same_bits(
 
     with monkeypatch.context() as patch:
         patch.setattr(record, "RunRecorder", StopInThird)
-        patch.setattr(roles, "on_signal", lambda f: setattr(StopInThird, "interrupt", f))
+        patch.setattr(roles, "interrupt_on_signals", lambda f: setattr(StopInThird, "interrupt", f))
         assert roles.run_local(config(model, parts), "run", ALONE) == 0
     status = json.loads((parts / "status.json").read_bytes())
     assert (status["state"], status["step"]) == ("stopped", 3)
     assert status["reason"] == "the test says so"
     assert weights(parts) != weights(whole)
 
-    monkeypatch.setattr(roles, "on_signal", lambda _interrupt: None)
+    monkeypatch.setattr(roles, "interrupt_on_signals", lambda _interrupt: None)
     assert roles.run_local(config(model, parts), "run", ALONE) == 0
     assert weights(parts) == weights(whole)
     losses = [
@@ -337,13 +337,13 @@ def test_a_run_that_is_extended_says_what_its_learning_rate_does(
 def test_addresses_off_loopback_need_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MOTLEY_TLS_DIR", raising=False)
     monkeypatch.setattr(roles, "TLS_HOME", tmp_path / "none")
-    assert ALONE.certificates("coordinator", "127.0.0.1") is None
+    assert ALONE.find_certificates("coordinator", "127.0.0.1") is None
     with pytest.raises(InputError, match="TLS is needed: give --tls DIR"):
-        ALONE.certificates("coordinator", "192.168.1.5")
+        ALONE.find_certificates("coordinator", "192.168.1.5")
     (tmp_path / "rank-1").mkdir()
     given = replace(ALONE, tls_dir=str(tmp_path))
-    assert given.certificates("rank-1", "192.168.1.5") == tmp_path / "rank-1"
-    assert given.certificates("rank-2", "192.168.1.5") == tmp_path
+    assert given.find_certificates("rank-1", "192.168.1.5") == tmp_path / "rank-1"
+    assert given.find_certificates("rank-2", "192.168.1.5") == tmp_path
 
 
 def test_a_worker_without_a_rank_takes_its_only_certificate(
@@ -351,19 +351,19 @@ def test_a_worker_without_a_rank_takes_its_only_certificate(
 ):
     monkeypatch.delenv("MOTLEY_TLS_DIR", raising=False)
     monkeypatch.setattr(roles, "TLS_HOME", tmp_path)
-    assert ALONE.worker_certificates("127.0.0.1") is None
+    assert ALONE.find_worker_certificates("127.0.0.1") is None
     with pytest.raises(InputError, match="TLS is needed: give --tls DIR"):
-        ALONE.worker_certificates("192.168.1.5")
+        ALONE.find_worker_certificates("192.168.1.5")
     (tmp_path / "coordinator").mkdir()
     (tmp_path / "rank-2").mkdir()
     for place in (ALONE, replace(ALONE, tls_dir=str(tmp_path)), replace(ALONE, rank=2)):
-        assert place.worker_certificates("192.168.1.5") == tmp_path / "rank-2"
+        assert place.find_worker_certificates("192.168.1.5") == tmp_path / "rank-2"
     (tmp_path / "rank-3").mkdir()
     with pytest.raises(InputError, match="certificates of 2 ranks: give --rank"):
-        ALONE.worker_certificates("192.168.1.5")
-    assert replace(ALONE, rank=3).worker_certificates("192.168.1.5") == tmp_path / "rank-3"
+        ALONE.find_worker_certificates("192.168.1.5")
+    assert replace(ALONE, rank=3).find_worker_certificates("192.168.1.5") == tmp_path / "rank-3"
     monkeypatch.setenv("MOTLEY_TLS_DIR", str(tmp_path / "rank-3"))
-    assert ALONE.worker_certificates("192.168.1.5") == tmp_path / "rank-3"  # its own folder
+    assert ALONE.find_worker_certificates("192.168.1.5") == tmp_path / "rank-3"  # its own folder
 
 
 def test_what_the_data_holds_and_what_is_changed_is_said(

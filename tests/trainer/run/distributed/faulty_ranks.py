@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from tests.ports import free_port
 from tests.trainer.run.distributed.faults import CASES, HOLDER, HOLDER_REFUSED, STOPPED
-from trainer.run.distributed.watch import Watch
+from trainer.run.distributed.watch import RankWatch
 from trainer.system.errors import RefusedError, TrainerError
 
 WORLD = 3
@@ -56,10 +56,10 @@ def be_rank(case: str, rank: int, port: int, folder: Path) -> None:
     holds = case in (HOLDER, HOLDER_REFUSED) and rank == 0
     store = TCPStore("127.0.0.1", port, WORLD, holds, wait_for_workers=False)
     store = PrefixStore(case, store)
-    watch = Watch(store, rank, [f"host{rank}" for rank in range(WORLD)], "cpu", folder)
+    watch = RankWatch(store, rank, [f"host{rank}" for rank in range(WORLD)], "cpu", folder)
     code = 0
     try:
-        with watch.on():
+        with watch.watch_ranks():
             dist.init_process_group(
                 "gloo",
                 store=store,
@@ -70,7 +70,7 @@ def be_rank(case: str, rank: int, port: int, folder: Path) -> None:
             dist.barrier()  # all are there, so what is late from here on hangs
             group = dist.new_group(timeout=HANGS if case in (STOPPED, HOLDER) else LIVES)
             try:
-                with watch.explaining():
+                with watch.explain_errors():
                     for step in range(100):
                         if step == 2:
                             fail(case, rank)

@@ -22,9 +22,9 @@ from trainer.data.tokens import Encoded
 from trainer.run.distributed.group import member as group_member
 from trainer.run.distributed.group import setup as group_setup
 from trainer.run.distributed.group.link import GroupLink, unpack_samples
-from trainer.run.distributed.group.member import serve
+from trainer.run.distributed.group.member import run_member
 from trainer.run.distributed.group.processes import Members
-from trainer.run.distributed.group.setup import Setup
+from trainer.run.distributed.group.setup import GroupSetup
 from trainer.system.errors import RefusedError, UnreachableError
 
 HANGS = 15.0
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     cases = sorted(folder.glob("*.json"))
     tasks = [json.loads(case.read_text()) for case in cases]
     # Before the first of them opens anything.
-    groups = [Members(["cpu"] * task["processes"], serve) for task in tasks]
+    groups = [Members(["cpu"] * task["processes"], run_member) for task in tasks]
     odd_group = Members(["cpu", "cpu"], serve_with_another_torch)
     starved = start_starved_group(folder)
     hung = start_hung_group(folder, tasks[0], load_config(cases[0].with_suffix(".yaml")))
@@ -61,7 +61,7 @@ def is_running(pid: int) -> bool:
 def serve_with_another_torch(link: GroupLink, rank: int) -> int:
     """Be a member of another installation."""
     group_setup.version = lambda _: "1.0"
-    return serve(link, rank)
+    return run_member(link, rank)
 
 
 def start_starved_group(folder: Path) -> int:
@@ -70,8 +70,8 @@ def start_starved_group(folder: Path) -> int:
     if pid:
         return pid
     os.dup2(os.open(folder / "starved", os.O_WRONLY | os.O_CREAT, 0o644), 2)
-    group_member._serve = lambda *_: int(np.empty(1 << 50)[0])
-    Members(["cpu", "cpu"], serve).answers()  # until the leader's watch ends it
+    group_member._serve_leader = lambda *_: int(np.empty(1 << 50)[0])
+    Members(["cpu", "cpu"], run_member).collect_answers()  # until the leader's watch ends it
     os._exit(0)
 
 
@@ -95,15 +95,15 @@ def start_hung_group(folder: Path, task: dict, config: RunConfig) -> int:
         (folder / "hung.json").write_text(json.dumps([code, text, records]))
         os._exit(0)
     members = Members(["cpu"] * 3, serve_and_hang)
-    from trainer.run.distributed.group.part import broadcast
+    from trainer.run.distributed.group.part import broadcast_weights
     from trainer.run.distributed.group.replica import GroupReplica
 
     group = GroupReplica(make_setup(task, config, members), members)
     try:
         for _ in range(100):
-            members.tell_all({"do": "weights"})
-            group._collectively(
-                lambda: broadcast(group.layout, np.zeros(group.layout.size, np.float32))
+            members.send_command_to_all({"do": "weights"})
+            group._explain_errors(
+                lambda: broadcast_weights(group.layout, np.zeros(group.layout.size, np.float32))
             )
     except UnreachableError as error:
         sys.stderr.write(f"trainer: {error}\n")
@@ -115,11 +115,11 @@ def start_hung_group(folder: Path, task: dict, config: RunConfig) -> int:
 def serve_and_hang(link: GroupLink, rank: int) -> int:
     """Be a member; rank 1 gives signs of life and takes part in nothing but the start."""
     if rank == 1:
-        group_member._obey = lambda *_: time.sleep(3600)
-    return serve(link, rank)
+        group_member._execute_command = lambda *_: time.sleep(3600)
+    return run_member(link, rank)
 
 
-def refusal(setup: Setup, members: Members) -> str:
+def refusal(setup: GroupSetup, members: Members) -> str:
     """Return why a group does not open."""
     from trainer.run.distributed.group.replica import GroupReplica
 
@@ -130,10 +130,10 @@ def refusal(setup: Setup, members: Members) -> str:
     return "not refused"
 
 
-def make_setup(task: dict, config: RunConfig, members: Members) -> Setup:
+def make_setup(task: dict, config: RunConfig, members: Members) -> GroupSetup:
     """Return a case's setup."""
     devices, store = members.devices, members.store
-    return Setup(config, Path(task["model"]), "cpu", task["strategy"], devices, 1, store)
+    return GroupSetup(config, Path(task["model"]), "cpu", task["strategy"], devices, 1, store)
 
 
 def answer(
@@ -167,7 +167,7 @@ def answer(
     found["few"], _, _ = gradient(group, batch[:1])
     found["few_single"], _, _ = gradient(single, batch[:1])
     found["none"], _, _ = gradient(group, [])
-    members.end()
+    members.kill_members()
     distributed.destroy_process_group()
     return found
 

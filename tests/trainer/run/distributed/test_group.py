@@ -25,7 +25,7 @@ from trainer.config.parallel import GroupStrategy
 from trainer.data.tokens import Encoded
 from trainer.run.distributed.group.link import pack_samples, unpack_samples
 from trainer.run.distributed.group.member import as_known
-from trainer.run.distributed.group.setup import Setup, identity
+from trainer.run.distributed.group.setup import GroupSetup, compute_identity
 from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
 CASES: dict[str, dict[str, Any]] = {
@@ -177,10 +177,10 @@ def test_what_a_strategy_cannot_do_is_refused(
 ) -> None:
     model = tiny.model()
     config = tiny.config(model, task="causal-lm", **settings)
-    setup = Setup(config, model, "cpu", strategy, ("cpu",) * 3, 1, "store")
+    setup = GroupSetup(config, model, "cpu", strategy, ("cpu",) * 3, 1, "store")
     with pytest.raises(InputError, match=message) if message else nullcontext():
-        setup.check()
-    assert Setup.from_json(json.loads(json.dumps(setup.to_json()))) == setup
+        setup.check_strategy()
+    assert GroupSetup.from_json(json.loads(json.dumps(setup.to_json()))) == setup
 
 
 @pytest.mark.parametrize("what", ["config", "layout", "model", "torch"])
@@ -189,8 +189,10 @@ def test_a_member_with_another_of_these_is_named(tiny: Tiny, what: str) -> None:
     from trainer.run.distributed.group.replica import check_identities
 
     model = tiny.model()
-    own = identity(Setup(tiny.config(model), model, "cpu", "ddp", ("cpu",) * 3, 1, "store"))
-    members: Any = SimpleNamespace(name=lambda rank: f"rank {rank}")
+    own = compute_identity(
+        GroupSetup(tiny.config(model), model, "cpu", "ddp", ("cpu",) * 3, 1, "store")
+    )
+    members: Any = SimpleNamespace(name_rank=lambda rank: f"rank {rank}")
     check_identities(own, [own, own], members)
     message = (
         rf"^rank 2 has another {what} than the leader on .*\(other, not {re.escape(own[what])}\)"
@@ -220,12 +222,12 @@ def same(one: Encoded, other: Encoded) -> bool:
 
 
 def test_each_sample_is_given_to_one_process_and_tokens_are_balanced() -> None:
-    from trainer.run.distributed.group.replica import divide
+    from trainer.run.distributed.group.replica import divide_by_tokens
 
     lengths = [40, 3, 17, 17, 9, 30, 8, 1]
-    parts = divide(lengths, 3)
+    parts = divide_by_tokens(lengths, 3)
     assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
     totals = [sum(lengths[index] for index in part) for part in parts]
     assert max(totals) - min(totals) <= 9
-    assert divide(lengths, 3) == parts
-    assert divide([5], 3) == [[0], [], []]
+    assert divide_by_tokens(lengths, 3) == parts
+    assert divide_by_tokens([5], 3) == [[0], [], []]

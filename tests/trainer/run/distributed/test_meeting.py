@@ -24,21 +24,21 @@ def meet_again() -> list[str]:
     from tests.ports import free_port
     from tests.waiting import wait_for
     from trainer.run.distributed.environment import Environment
-    from trainer.run.distributed.process_group import meet
+    from trainer.run.distributed.process_group import open_store
     from trainer.system.errors import UnreachableError
 
     zero = Environment(0, 2, None, "127.0.0.1", free_port(), "a test")
     one = replace(zero, rank=1)
-    stores = [meet(zero, 60), meet(one, 60)]
+    stores = [open_store(zero, 60), open_store(one, 60)]
     with pytest.raises(UnreachableError) as refused:
-        meet(one, 0.5)
+        open_store(one, 0.5)
 
     tried = stores[0].add("seat-1", 0)
     with ThreadPoolExecutor(1) as executor:
-        waiting = executor.submit(meet, one, 120)
+        waiting = executor.submit(open_store, one, 120)
         wait_for(lambda: stores[0].add("seat-1", 0) > tried, "the next try of rank 1")
         stores.clear()  # the former attempt has ended
-        again = meet(zero, 60)
+        again = open_store(zero, 60)
         again.set("attempt", "2")
         found = waiting.result(120).get("attempt").decode()
     return [str(refused.value).replace(f":{zero.port}", ":PORT"), found]
@@ -54,13 +54,13 @@ def meet_silence() -> list[str]:
     import pytest
 
     from trainer.run.distributed.environment import Environment
-    from trainer.run.distributed.process_group import meet
+    from trainer.run.distributed.process_group import open_store
     from trainer.system.errors import UnreachableError
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         one = Environment(1, 2, None, "127.0.0.1", silent.getsockname()[1], "a test")
         with pytest.raises(UnreachableError) as refused:
-            meet(one, 0.5)
+            open_store(one, 0.5)
 
         def stop(*_: object) -> None:
             raise InterruptedError("stopped")
@@ -68,7 +68,7 @@ def meet_silence() -> list[str]:
         signal.signal(signal.SIGTERM, stop)
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         with pytest.raises(InterruptedError) as stopped:
-            meet(one, 120)
+            open_store(one, 120)
         return [str(refused.value).replace(f":{one.port}", ":PORT"), str(stopped.value)]
 
 
@@ -96,12 +96,12 @@ def meet_at_one_address() -> list[str]:
 
     from tests.ports import free_port
     from trainer.run.distributed.environment import Environment
-    from trainer.run.distributed.process_group import meet
+    from trainer.run.distributed.process_group import open_store
 
     answers: list[str] = []
     for master in ("127.0.0.1", "localhost"):
         port = free_port()
-        store = meet(Environment(0, 1, None, master, port, "a test"), 60)
+        store = open_store(Environment(0, 1, None, master, port, "a test"), 60)
         store.set("it", "works")
         for address in ("127.0.0.1", "127.0.0.2"):
             with socket.socket() as caller:

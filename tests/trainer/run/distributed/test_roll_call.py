@@ -29,7 +29,7 @@ def refused(folder: str, data: str, other: str, output: str) -> dict[str, str]:
 
     from tests.trainer.run.distributed.training import run_config
     from trainer.run.distributed.roll_call import RankReport, call_roll
-    from trainer.run.distributed.run import _facts
+    from trainer.run.distributed.run import _common_facts
     from trainer.run.inputs import read_inputs
     from trainer.system.errors import RefusedError
 
@@ -42,7 +42,7 @@ def refused(folder: str, data: str, other: str, output: str) -> dict[str, str]:
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1 and what == "version of torch":
                 patch.setattr(torch, "__version__", "1.0")
-            me = RankReport(rank, f"host{rank}", "cpu", _facts(inputs, torch.device("cpu")))
+            me = RankReport(rank, f"host{rank}", "cpu", _common_facts(inputs, torch.device("cpu")))
         store = PrefixStore(f"{output}/{what}", default)
         with pytest.raises(RefusedError) as error:
             call_roll(store, me, dist.get_world_size(), 120)

@@ -19,7 +19,7 @@ def watch_for_a_moment(folder: str) -> list[str]:
 
     from torch._C._distributed_c10d import HashStore
 
-    from trainer.run.distributed.watch import Watch
+    from trainer.run.distributed.watch import RankWatch
 
     asked, answer = threading.Event(), threading.Event()
 
@@ -32,7 +32,7 @@ def watch_for_a_moment(folder: str) -> list[str]:
             answer.wait()
             super().set(key, value)
 
-    with Watch(Late(), 0, ["host"], "cpu", Path(folder)).on():
+    with RankWatch(Late(), 0, ["host"], "cpu", Path(folder)).watch_ranks():
         assert asked.wait(60)
         threading.Timer(0.2, answer.set).start()
     return [thread.name for thread in threading.enumerate() if thread.name == "signs-of-life"]

@@ -41,9 +41,9 @@ def proofs(*held: str) -> list[bytes]:
 def test_those_that_differ_from_most_copies_of_their_part(
     held: list[str], wrong: list[int]
 ) -> None:
-    from trainer.run.distributed.weight_audit import differing
+    from trainer.run.distributed.weight_audit import find_differing
 
-    assert differing(proofs(*held)) == wrong
+    assert find_differing(proofs(*held)) == wrong
 
 
 def changed(folder: str, data: str, output: str, settings: dict[str, Any]) -> str:
@@ -61,7 +61,7 @@ def changed(folder: str, data: str, output: str, settings: dict[str, Any]) -> st
         norm = apply(self, step, learning_rate)
         if step == 3 and dist.get_rank() == 2:
             with torch.no_grad():
-                weights = next(iter(self.vectors()["weights"].values())).view(-1)
+                weights = next(iter(self.local_vectors()["weights"].values())).view(-1)
                 weights[:1].view(torch.int32).bitwise_xor_(1)
         return norm
 

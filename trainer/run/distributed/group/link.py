@@ -70,7 +70,7 @@ class GroupLink:
     def receive(self) -> GroupMessage | None:
         """Wait for a message; None if the other end is closed."""
         while not self._whole:
-            if not self._read():
+            if not self._read_available():
                 return None
         return self._whole.popleft()
 
@@ -80,13 +80,13 @@ class GroupLink:
         It does not wait for the rest of one, whose sender may be stopped in the middle. None if the
         other end is closed.
         """
-        if not self._read():
+        if not self._read_available():
             return None
         whole = list(self._whole)
         self._whole.clear()
         return whole
 
-    def _read(self) -> bool:
+    def _read_available(self) -> bool:
         """Take what arrives next; False if the other end is closed."""
         try:
             arrived = os.read(self._end.fileno(), 1 << 16)
@@ -120,10 +120,10 @@ def pack_samples(batch: Sequence[Encoded]) -> dict[str, np.ndarray]:
 def unpack_samples(arrays: Arrays) -> list[Encoded]:
     """Return the samples in their order."""
     count = sum(name.endswith(".ids") and name.count(".") == 1 for name in arrays)
-    return [_sample(arrays, str(number)) for number in range(count)]
+    return [_unpack_sample(arrays, str(number)) for number in range(count)]
 
 
-def _sample(arrays: Arrays, number: str) -> Encoded:
+def _unpack_sample(arrays: Arrays, number: str) -> Encoded:
     labels, soft = arrays[f"{number}.labels"], None
     if f"{number}.soft.temperature" in arrays:
         parts = [arrays[f"{number}.soft.{part}"] for part in _SOFT]

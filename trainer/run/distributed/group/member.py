@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.run.distributed.group.link import GroupLink, GroupMessage, unpack_samples
-from trainer.run.distributed.group.processes import BEAT
-from trainer.run.distributed.group.setup import Setup, identity
+from trainer.run.distributed.group.processes import HEARTBEAT_INTERVAL
+from trainer.run.distributed.group.setup import GroupSetup, compute_identity
 from trainer.run.distributed.watch import is_of_peers
 from trainer.system.errors import DoesNotFitError, TrainerError, first_line, is_out_of_memory
 from trainer.system.process.heartbeat import start_heartbeat
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def serve(link: GroupLink, rank: int) -> int:
+def run_member(link: GroupLink, rank: int) -> int:
     """Do as the leader says until it closes the link, and return the exit code."""
-    start_heartbeat(lambda: link.send({"beat": True}), BEAT)
+    start_heartbeat(lambda: link.send({"beat": True}), HEARTBEAT_INTERVAL)
     try:
-        return _serve(link, rank)
+        return _serve_leader(link, rank)
     except Exception as error:
         known = as_known(error)
         collective = is_of_peers(error)
@@ -47,21 +47,21 @@ def as_known(error: Exception) -> TrainerError | None:
     return error if isinstance(error, TrainerError) else None
 
 
-def _serve(link: GroupLink, rank: int) -> int:
+def _serve_leader(link: GroupLink, rank: int) -> int:
     part: tuple[GroupPart, GradientLayout] | None = None
     while (message := link.receive()) is not None:
         if message.body["do"] == "open":
             del message.body["do"]
-            part = _open(link, Setup.from_json(message.body), rank)
+            part = _open_part(link, GroupSetup.from_json(message.body), rank)
         else:
             assert part is not None
-            _obey(link, *part, message)
+            _execute_command(link, *part, message)
         link.send({"done": True})
     return 0
 
 
-def _open(link: GroupLink, setup: Setup, rank: int) -> tuple[GroupPart, GradientLayout]:
-    link.send(identity(setup))  # before the first collective, which may not fit
+def _open_part(link: GroupLink, setup: GroupSetup, rank: int) -> tuple[GroupPart, GradientLayout]:
+    link.send(compute_identity(setup))  # before the first collective, which may not fit
     from trainer.run.distributed.group.part import open_part
 
     part = open_part(setup, rank)
@@ -69,15 +69,17 @@ def _open(link: GroupLink, setup: Setup, rank: int) -> tuple[GroupPart, Gradient
     return part, build_layout(setup.model_dir, setup.config)
 
 
-def _obey(link: GroupLink, part: GroupPart, layout: GradientLayout, message: GroupMessage) -> None:
+def _execute_command(
+    link: GroupLink, part: GroupPart, layout: GradientLayout, message: GroupMessage
+) -> None:
     match message.body:
         case {"do": "train", "alpha": alpha}:
             link.send(asdict(part.train(unpack_samples(message.arrays), None, alpha)))
         case {"do": "evaluate"}:
             link.send(asdict(part.evaluate(unpack_samples(message.arrays))))
         case {"do": "weights"}:
-            from trainer.run.distributed.group.part import broadcast
+            from trainer.run.distributed.group.part import broadcast_weights
 
-            part.write_trainable(broadcast(layout, None))
+            part.write_trainable(broadcast_weights(layout, None))
         case _:
             raise AssertionError(message.body)

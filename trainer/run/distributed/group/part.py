@@ -31,8 +31,8 @@ from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.torch.recomputation import recomputes_together
 from trainer.replica.torch.replica import TorchReplica
 from trainer.run.distributed import flight_recorder
-from trainer.run.distributed.group.setup import Setup
-from trainer.run.distributed.process_group import collectives
+from trainer.run.distributed.group.setup import GroupSetup
+from trainer.run.distributed.process_group import choose_collectives
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,19 +67,19 @@ class GroupPart(Protocol):
         ...
 
 
-def open_part(setup: Setup, rank: int) -> GroupPart:
+def open_part(setup: GroupSetup, rank: int) -> GroupPart:
     """Join the group and load this process's part of the model.
 
     Raises:
         InputError: the device is not available, or the model cannot be used or does not fit.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    flight_recorder.record(Path(setup.config.output))
-    layout, device = build_layout(setup.model_dir, setup.config), _device(setup, rank)
+    flight_recorder.record_collectives(Path(setup.config.output))
+    layout, device = build_layout(setup.model_dir, setup.config), _device_of_rank(setup, rank)
     if device != "cpu":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        collectives(torch.device(device)),
+        choose_collectives(torch.device(device)),
         store=dist.FileStore(setup.store, len(setup.devices)),  # pyright: ignore[reportPrivateImportUsage]  # documented
         rank=rank,
         world_size=len(setup.devices),
@@ -90,7 +90,7 @@ def open_part(setup: Setup, rank: int) -> GroupPart:
     return ShardedPart(setup, layout, device, rank)
 
 
-def broadcast(layout: GradientLayout, flat: np.ndarray | None) -> np.ndarray:
+def broadcast_weights(layout: GradientLayout, flat: np.ndarray | None) -> np.ndarray:
     """Return the leader's weights, fp32 `[layout.size]`; the others pass None.
 
     They go in pieces: a copy of all would be the most that a leader holds.
@@ -110,7 +110,7 @@ def broadcast(layout: GradientLayout, flat: np.ndarray | None) -> np.ndarray:
 class CopiedPart:
     """The whole model, of which each process has one."""
 
-    def __init__(self, setup: Setup, layout: GradientLayout, device: str) -> None:
+    def __init__(self, setup: GroupSetup, layout: GradientLayout, device: str) -> None:
         self._replica = TorchReplica(setup.model_dir, setup.config, layout, device, setup.threads)
         # By block, until the next step: gloo's threads may let go of a tensor after its collective
         # has ended, and must not be the last to hold an array of Python's.
@@ -122,7 +122,7 @@ class CopiedPart:
         """See `GroupPart.train`: an exception is raised once the last block is summed."""
         failed: list[BaseException] = []
 
-        def summed(index: int, gradient: np.ndarray) -> None:
+        def on_block_summed(index: int, gradient: np.ndarray) -> None:
             self._lent[index] = torch.from_numpy(gradient)
             dist.reduce(self._lent[index], 0)
             if on_block is not None and not failed:
@@ -131,7 +131,7 @@ class CopiedPart:
                 except BaseException as error:  # the other processes do not know of it
                     failed.append(error)
 
-        result = self._replica.forward_backward(samples, summed, alpha)
+        result = self._replica.forward_backward(samples, on_block_summed, alpha)
         if failed:
             raise failed[0]
         return result
@@ -148,7 +148,7 @@ class CopiedPart:
 class ShardedPart:
     """A model of which each process has a share of the weights."""
 
-    def __init__(self, setup: Setup, layout: GradientLayout, device: str, rank: int) -> None:
+    def __init__(self, setup: GroupSetup, layout: GradientLayout, device: str, rank: int) -> None:
         from trainer.replica.torch.parallel.mesh import make_mesh
         from trainer.replica.torch.parallel.replica import ParallelReplica
 
@@ -192,7 +192,7 @@ class ShardedPart:
         self._replica.write_trainable(flat)
 
 
-def _device(setup: Setup, rank: int) -> str:
+def _device_of_rank(setup: GroupSetup, rank: int) -> str:
     if setup.backend == "cpu":
         return "cpu"
     try:

@@ -28,11 +28,11 @@ from trainer.system.errors import InputError, UnreachableError, first_line
 from trainer.system.process.child import die_with_parent
 from trainer.system.process.heartbeat import HeartbeatMonitor
 
-BEAT = 0.5
+HEARTBEAT_INTERVAL = 0.5
 """Seconds between a member's signs of life."""
 STALLED = 10.0
 """Seconds without one after which a member counts as lost."""
-_SETTLE = 0.5
+_CAUSE_WINDOW = 0.5
 """Seconds in which others than the first member to end may turn out to be the cause."""
 
 Body = Callable[[GroupLink, int], int]
@@ -47,7 +47,7 @@ class _Member:
     answers: queue.SimpleQueue[dict[str, Any]] = field(
         default_factory=queue.SimpleQueue[dict[str, Any]]
     )
-    owed: int = 0
+    pending_commands: int = 0
     """Commands that it has not done yet."""
     silence: HeartbeatMonitor = field(default_factory=lambda: HeartbeatMonitor(longest=STALLED / 2))
     """A group that was stopped as a whole goes on."""
@@ -58,7 +58,7 @@ class _Member:
 class Members:
     """The other processes of a group, as its leader, which is rank 0, sees them.
 
-    They end with this process, or at `end`.
+    They end with this process, or at `kill_members`.
 
     Args:
         devices: of the whole group, by rank.
@@ -81,52 +81,59 @@ class Members:
         self._members: list[_Member] = []
         self._closing = False
         for rank in range(1, self.world_size):
-            self._members.append(self._fork(rank, body))
-        atexit.register(_leave)  # after the next one
-        atexit.register(self.end)
-        threading.Thread(target=self._watch, name="group", daemon=True).start()
+            self._members.append(self._fork_member(rank, body))
+        atexit.register(_destroy_gloo_group)  # after the next one
+        atexit.register(self.kill_members)
+        threading.Thread(target=self._watch_members, name="group", daemon=True).start()
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the members, by rank from 1."""
         return [member.pid for member in self._members]
 
-    def tell(self, rank: int, body: Mapping[str, Any], arrays: Arrays | None = None) -> None:
+    def send_command(
+        self, rank: int, body: Mapping[str, Any], arrays: Arrays | None = None
+    ) -> None:
         """Send a member its next command."""
-        self._members[rank - 1].owed += 1
-        with contextlib.suppress(OSError):  # it has ended, which `_watch` reports
+        self._members[rank - 1].pending_commands += 1
+        with contextlib.suppress(OSError):  # it has ended, which `_watch_members` reports
             self._members[rank - 1].link.send(body, arrays)
 
-    def tell_all(self, body: Mapping[str, Any]) -> None:
+    def send_command_to_all(self, body: Mapping[str, Any]) -> None:
         """Send all members their next command."""
         for member in self._members:
-            self.tell(member.rank, body)
+            self.send_command(member.rank, body)
 
-    def answers(self) -> list[dict[str, Any]]:
+    def collect_answers(self) -> list[dict[str, Any]]:
         """Wait for one answer of every member; return them by rank from 1."""
         return [member.answers.get() for member in self._members]
 
-    def name(self, rank: int) -> str:
+    def name_rank(self, rank: int) -> str:
         """Return how messages name a process of the group."""
         where = f"{self.devices[rank]} on {socket.gethostname()}"
         return f"rank {rank} of the group of {self.world_size} ({where})"
 
     def collective_failed(self, error: Exception) -> NoReturn:
         """Raise what made a collective fail, unless the watch ends this process with it first."""
-        time.sleep(STALLED + 4 * _SETTLE)
-        who = self._absent() or f"the group's processes on {socket.gethostname()} lost each other"
+        time.sleep(STALLED + 4 * _CAUSE_WINDOW)
+        who = (
+            self._name_absent()
+            or f"the group's processes on {socket.gethostname()} lost each other"
+        )
         raise UnreachableError(
             f"{who}: {first_line(error)}; the group ends, and its supervisor starts it again"
             + self.keep_record()
         )
 
-    def _absent(self) -> str:
+    def _name_absent(self) -> str:
         """Return which members are still at it, when others have failed in a collective."""
-        absent = [m for m in self._members if m.owed and m.error is None and m.ended is None]
-        names = ", ".join(self.name(member.rank) for member in absent)
+        absent = [
+            m for m in self._members if m.pending_commands and m.error is None and m.ended is None
+        ]
+        names = ", ".join(self.name_rank(member.rank) for member in absent)
         return names and f"{names} did not take part in a collective operation in time"
 
-    def end(self) -> None:
+    def kill_members(self) -> None:
         """End all members, which then hold no memory of a device any more."""
         if self._closing:
             return
@@ -136,10 +143,10 @@ class Members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in left:
-            with contextlib.suppress(ChildProcessError):  # `_watch` was first
+            with contextlib.suppress(ChildProcessError):  # `_watch_members` was first
                 os.waitpid(pid, 0)
 
-    def _fork(self, rank: int, body: Body) -> _Member:
+    def _fork_member(self, rank: int, body: Body) -> _Member:
         ours, theirs = Pipe()
         leader = os.getpid()
         sys.stdout.flush()
@@ -163,59 +170,59 @@ class Members:
             sys.stderr.flush()
             os._exit(code)
 
-    def _watch(self) -> None:
+    def _watch_members(self) -> None:
         """Take the members' answers until one is lost, then end this process."""
         with selectors.DefaultSelector() as selector:
             for member in self._members:
                 selector.register(member.link, selectors.EVENT_READ, member)
             while not (self._closing or any(map(_is_lost, self._members))):
-                self._hear(selector, BEAT)
+                self._receive_ready(selector, HEARTBEAT_INTERVAL)
                 for member in self._members:
                     member.silence.observe()
             last = time.monotonic()
-            while not self._closing and time.monotonic() < last + _SETTLE:
-                self._hear(selector, _SETTLE / 5)
+            while not self._closing and time.monotonic() < last + _CAUSE_WINDOW:
+                self._receive_ready(selector, _CAUSE_WINDOW / 5)
         if not self._closing:
             for member in self._members:
-                self._collect(member)
+                self._collect_exit(member)
         if not self._closing:
-            line, code = self._cause()
+            line, code = self._find_cause()
             if code == UnreachableError.exit_code:
                 line += self.keep_record()
-            self.end()
+            self.kill_members()
             sys.stderr.write(f"trainer: {line}\n")
             sys.stderr.flush()
             os._exit(code)  # the main thread may be in a collective that never returns
 
-    def _hear(self, selector: selectors.BaseSelector, seconds: float) -> None:
+    def _receive_ready(self, selector: selectors.BaseSelector, seconds: float) -> None:
         """Take what members say within so many seconds, or by the first that says something."""
         for key, _ in selector.select(seconds):
-            self._take(key.data)
+            self._receive_from(key.data)
             if key.data.ended is not None:
                 selector.unregister(key.fileobj)
 
-    def _take(self, member: _Member) -> None:
+    def _receive_from(self, member: _Member) -> None:
         messages = member.link.receive_whole()
         member.silence.observe(object())
         if messages is None:
-            with contextlib.suppress(ChildProcessError):  # `end` was first
+            with contextlib.suppress(ChildProcessError):  # `kill_members` was first
                 member.ended = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
         for message in messages or ():
             if "error" in message.body:
                 member.error = message.body
             elif "done" in message.body:
-                member.owed -= 1
+                member.pending_commands -= 1
             elif "beat" not in message.body:
                 member.answers.put(message.body)
 
-    def _collect(self, member: _Member) -> None:
+    def _collect_exit(self, member: _Member) -> None:
         """Note how a member has ended by now, and what it has said before."""
         if member.ended is None:
-            with contextlib.suppress(ChildProcessError):  # `end` was first
+            with contextlib.suppress(ChildProcessError):  # `kill_members` was first
                 pid, status = os.waitpid(member.pid, os.WNOHANG)
                 member.ended = os.waitstatus_to_exitcode(status) if pid else None
 
-    def _cause(self) -> tuple[str, int]:
+    def _find_cause(self) -> tuple[str, int]:
         """Return the line on the member that ended the group, and this process's exit code."""
         again = "the group ends, and its supervisor starts it again"
         lost = UnreachableError.exit_code
@@ -228,32 +235,32 @@ class Members:
                         "; if memory ran out (see `dmesg`), lower training.micro_batch_size or "
                         "data.max_seq_len"
                     )
-                line = f"{self.name(member.rank)} was killed by {number.name}: {again}{hint}"
+                line = f"{self.name_rank(member.rank)} was killed by {number.name}: {again}{hint}"
                 return line, lost
         for member in self._members:
             if member.error is not None and not member.error["collective"]:
-                line = f"{self.name(member.rank)}: {member.error['error']}"
+                line = f"{self.name_rank(member.rank)}: {member.error['error']}"
                 return line, int(member.error["code"])
         for member in self._members:
             if member.silence.seconds > STALLED:
                 line = (
-                    f"{self.name(member.rank)} has not answered for {STALLED:.0f} s, it is stopped "
-                    f"or its machine is overloaded: {again}"
+                    f"{self.name_rank(member.rank)} has not answered for {STALLED:.0f} s, it is "
+                    f"stopped or its machine is overloaded: {again}"
                 )
                 return line, lost
         for member in self._members:
             if member.error is not None:
-                who = self._absent() or self.name(member.rank)
+                who = self._name_absent() or self.name_rank(member.rank)
                 return f"{who}: {member.error['error']}: {again}", lost
         member = next(member for member in self._members if member.ended is not None)
-        return f"{self.name(member.rank)} ended with {member.ended}: {again}", lost
+        return f"{self.name_rank(member.rank)} ended with {member.ended}: {again}", lost
 
 
 def _is_lost(member: _Member) -> bool:
     return member.ended is not None or member.error is not None or member.silence.seconds > STALLED
 
 
-def _leave() -> None:
+def _destroy_gloo_group() -> None:
     """End gloo's threads, which must not outlive the interpreter; NCCL may wait for members."""
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized() and distributed.get_backend() == "gloo":

@@ -22,9 +22,9 @@ from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.run.distributed import flight_recorder
 from trainer.run.distributed.group.link import pack_samples
 from trainer.run.distributed.group.member import as_known
-from trainer.run.distributed.group.part import broadcast, open_part
+from trainer.run.distributed.group.part import broadcast_weights, open_part
 from trainer.run.distributed.group.processes import Members
-from trainer.run.distributed.group.setup import Setup, identity
+from trainer.run.distributed.group.setup import GroupSetup, compute_identity
 from trainer.run.distributed.watch import is_of_peers
 from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
@@ -46,14 +46,16 @@ class GroupReplica:
         RefusedError: a member has other data than the leader.
     """
 
-    def __init__(self, setup: Setup, members: Members) -> None:
+    def __init__(self, setup: GroupSetup, members: Members) -> None:
         self._members = members
         self._is_one_copy = setup.strategy == "tensor"
-        members.tell_all({"do": "open", **setup.to_json()})
-        check_identities(identity(setup), members.answers(), members)
-        self._part = self._collectively(lambda: open_part(setup, 0))
-        folder = flight_recorder.record(Path(setup.config.output))
-        members.keep_record = partial(flight_recorder.keep, folder / f"group-{os.getpid()}.json")
+        members.send_command_to_all({"do": "open", **setup.to_json()})
+        check_identities(compute_identity(setup), members.collect_answers(), members)
+        self._part = self._explain_errors(lambda: open_part(setup, 0))
+        folder = flight_recorder.record_collectives(Path(setup.config.output))
+        members.keep_record = partial(
+            flight_recorder.save_record, folder / f"group-{os.getpid()}.json"
+        )
         self.layout = build_layout(setup.model_dir, setup.config)
         self.device = f"{'+'.join(members.devices)} ({setup.strategy})"
 
@@ -62,18 +64,18 @@ class GroupReplica:
     ) -> StepResult:
         """Run one shard, divided between the processes; see `Replica.forward_backward`."""
         began = time.monotonic()
-        parts = self._divided(batch)
+        parts = self._divide_batch(batch)
         for rank, part in enumerate(parts[1:], start=1):
-            self._members.tell(rank, {"do": "train", "alpha": alpha}, pack_samples(part))
-        own = self._collectively(lambda: self._part.train(parts[0], on_block, alpha))
-        results = [own, *(StepResult(**answer) for answer in self._members.answers())]
+            self._members.send_command(rank, {"do": "train", "alpha": alpha}, pack_samples(part))
+        own = self._explain_errors(lambda: self._part.train(parts[0], on_block, alpha))
+        results = [own, *(StepResult(**answer) for answer in self._members.collect_answers())]
         return StepResult(
             loss_sum=sum(result.loss_sum for result in results),
             weight=sum(result.weight for result in results),
             tokens=sum(len(sample.input_ids) for sample in batch),
             seconds=time.monotonic() - began,
-            ce_sum=_total([result.ce_sum for result in results]),
-            kl_sum=_total([result.kl_sum for result in results]),
+            ce_sum=_sum_known([result.ce_sum for result in results]),
+            kl_sum=_sum_known([result.kl_sum for result in results]),
         )
 
     def write_trainable(self, flat: np.ndarray) -> None:
@@ -83,18 +85,18 @@ class GroupReplica:
         """
         assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
         assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
-        self._members.tell_all({"do": "weights"})
-        self._collectively(lambda: broadcast(self.layout, flat))
+        self._members.send_command_to_all({"do": "weights"})
+        self._explain_errors(lambda: broadcast_weights(self.layout, flat))
         self._part.write_trainable(flat)
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run only the forward pass, divided between the processes; see `Replica.evaluate`."""
-        parts = self._divided(batch)
+        parts = self._divide_batch(batch)
         for rank, part in enumerate(parts[1:], start=1):
-            self._members.tell(rank, {"do": "evaluate"}, pack_samples(part))
-        own = self._collectively(lambda: self._part.evaluate(parts[0]))
+            self._members.send_command(rank, {"do": "evaluate"}, pack_samples(part))
+        own = self._explain_errors(lambda: self._part.evaluate(parts[0]))
         return EvalResult.sum_parts(
-            [own, *(EvalResult(**each) for each in self._members.answers())]
+            [own, *(EvalResult(**each) for each in self._members.collect_answers())]
         )
 
     def answer(
@@ -106,16 +108,17 @@ class GroupReplica:
         """Raise `InputError`: a run that asks opens no group (`config.capabilities`)."""
         raise InputError("training.sample_prompts: a replica group does not answer; leave it out")
 
-    def _divided(self, batch: Sequence[Encoded]) -> list[Sequence[Encoded]]:
+    def _divide_batch(self, batch: Sequence[Encoded]) -> list[Sequence[Encoded]]:
         """Return the samples of each process; all take all if they share every layer."""
         if self._is_one_copy:
             return [batch] * self._members.world_size
         lengths = [len(sample.input_ids) for sample in batch]
         return [
-            [batch[index] for index in part] for part in divide(lengths, self._members.world_size)
+            [batch[index] for index in part]
+            for part in divide_by_tokens(lengths, self._members.world_size)
         ]
 
-    def _collectively(self, work: Callable[[], _Result]) -> _Result:
+    def _explain_errors(self, work: Callable[[], _Result]) -> _Result:
         try:
             return work()
         except (RuntimeError, MemoryError, DoesNotFitError) as error:
@@ -124,10 +127,10 @@ class GroupReplica:
             known = as_known(error)
             if known is None:
                 raise
-            raise type(known)(f"{self._members.name(0)}: {known}") from None
+            raise type(known)(f"{self._members.name_rank(0)}: {known}") from None
 
 
-def divide(lengths: Sequence[int], parts: int) -> list[list[int]]:
+def divide_by_tokens(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Return the samples of each process, in their order: about as many tokens for each.
 
     The longest sample goes first, each to the process that has the fewest tokens, so equal shards
@@ -153,13 +156,13 @@ def check_identities(
         for what, value in own.items():
             if other[what] != value:
                 raise RefusedError(
-                    f"{members.name(rank)} has another {what} than the leader on "
+                    f"{members.name_rank(rank)} has another {what} than the leader on "
                     f"{socket.gethostname()} ({other[what]}, not {value}): give all processes "
                     "of a group the same model folder and installation"
                 )
 
 
-def _total(sums: Sequence[float | None]) -> float | None:
+def _sum_known(sums: Sequence[float | None]) -> float | None:
     """Return the sum of those that there are: a process without samples has none."""
     known = [part for part in sums if part is not None]
     return sum(known) if known else None

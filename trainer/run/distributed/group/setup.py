@@ -17,7 +17,7 @@ from trainer.system.yaml_tree import parse_yaml
 
 
 @dataclass(frozen=True)
-class Setup:
+class GroupSetup:
     """The replica to open."""
 
     config: RunConfig
@@ -37,7 +37,7 @@ class Setup:
             return ParallelConfig(tensor=len(self.devices))
         return ParallelConfig(data="fsdp" if self.strategy == "fsdp" else "ddp")
 
-    def check(self) -> None:
+    def check_strategy(self) -> None:
         """Refuse what the strategy cannot do, before torch is imported.
 
         Raises:
@@ -52,14 +52,14 @@ class Setup:
         return {**vars(self), "config": self.config.to_yaml(), "model_dir": str(self.model_dir)}
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Setup:
+    def from_json(cls, body: dict[str, Any]) -> GroupSetup:
         """Read a message back; the config is checked again."""
         config = RunConfig.model_validate(parse_yaml(body.pop("config")))
         model_dir, devices = Path(body.pop("model_dir")), tuple(body.pop("devices"))
         return cls(config=config, model_dir=model_dir, devices=devices, **body)
 
 
-def identity(setup: Setup) -> dict[str, str]:
+def compute_identity(setup: GroupSetup) -> dict[str, str]:
     """Return what must be the same in all processes of a group."""
     return {
         "config": setup.config.agreement_digest(),
