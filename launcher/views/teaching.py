@@ -155,7 +155,7 @@ def _next_command(request: DistillationRequest, plan: DistillationPlan) -> list[
     if option is None or not plan.student_fits:
         return []
     settings: dict[str, object] = {"engine": option.format.engine}
-    if option.format.engine == "torch":
+    if option.format.takes_dtype:
         settings["dtype"] = option.format.weights
     if option.place == "cuda":
         settings["backend"] = "cuda"

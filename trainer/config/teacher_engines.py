@@ -43,6 +43,11 @@ class EngineFacts:
         """Whether it quantizes weights itself when it is opened, which takes memory."""
         return self.quantization not in (None, "none")
 
+    @property
+    def takes_dtype(self) -> bool:
+        """Whether its weights have the type that a job's `dtype` sets."""
+        return self.quantization == "none"
+
     def explain_refusal(self, *, experts: bool, recurrent: bool) -> str | None:
         """Return which part of a model is refused and why; None if the model is computed."""
         parts = {EXPERTS: experts, RECURRENCE: recurrent}
@@ -65,6 +70,8 @@ TEACHER_ENGINES: Mapping[str, EngineFacts] = {
     "gguf": EngineFacts(quantization=None),
 }
 """By name."""
+REFERENCE_ENGINE = next(name for name, facts in TEACHER_ENGINES.items() if facts.is_reference)
+"""The name of the engine that others are compared with."""
 
 
 def explain_backend(engine: str, backend: str, gpu: str = "") -> str | None:

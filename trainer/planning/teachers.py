@@ -66,6 +66,11 @@ class WeightFormat:
         return self.facts is not None and self.facts.reads_gguf
 
     @property
+    def takes_dtype(self) -> bool:
+        """Whether the engine's weights have the type that a job's `dtype` sets."""
+        return self.facts is not None and self.facts.takes_dtype
+
+    @property
     def places(self) -> tuple[Place, ...]:
         """Where it may be held."""
         return self.facts.backends if self.facts else ("cpu",)

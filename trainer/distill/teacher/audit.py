@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.config.teacher_engines import REFERENCE_ENGINE, TEACHER_ENGINES
 from trainer.data.order import permute_epoch
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme, Scores, Window
@@ -98,15 +99,17 @@ def audit_limit(stored: str, engine: str) -> float:
 
 
 def choose_engine(folder: LogitsFolder, model: Path) -> str:
-    """Return torch, the independent check, if its weights fit the memory, else the folder's own."""
+    """Return the independent check's name if its weights fit the memory, else the folder's own."""
     teacher = folder.description.teacher
     need, _ = weight_bytes(model, getattr(torch, teacher.dtype))
-    if teacher.engine == "torch" or need <= free_memory(psutil.virtual_memory().available):
-        return "torch"
+    fits = need <= free_memory(psutil.virtual_memory().available)
+    if fits or TEACHER_ENGINES[teacher.engine].is_reference:
+        return REFERENCE_ENGINE
     log.warning(
-        "%s does not fit the free memory by torch; the engine that wrote the scores, %s, scores"
+        "%s does not fit the free memory by %s; the engine that wrote the scores, %s, scores"
         " again, which finds no fault of its own",
         model,
+        REFERENCE_ENGINE,
         teacher.engine,
     )
     return teacher.engine
