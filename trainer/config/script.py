@@ -13,9 +13,6 @@ from pathlib import Path
 from trainer.system.errors import InputError, RefusedError, convert_read_errors
 from trainer.system.regular_file import read_file
 
-LARGEST = 1 << 20
-"""Bytes of a script."""
-
 
 @dataclass(frozen=True)
 class Script:
@@ -37,18 +34,11 @@ def read_script(path: Path, digest: str | None = None) -> Script:
         digest: of the script that the start of the run named; None: this is that start.
 
     Raises:
-        InputError: it cannot be read, or is larger than `LARGEST`.
+        InputError: it cannot be read.
         RefusedError: it is another one.
     """
     with convert_read_errors(path, InputError):
-        size = path.stat().st_size
-        content = read_file(path) if size <= LARGEST else b""
-    if size > LARGEST:
-        raise InputError(f"{path}: a script has at most {LARGEST:,} bytes, this has {size:,}")
-    script = Script(path.absolute(), content)
+        script = Script(path.absolute(), read_file(path, 1 << 20))
     if digest not in (None, script.digest):
-        raise RefusedError(
-            f"{path}: is not the script that the run was started with ({script.digest[:16]},"
-            f" not {str(digest)[:16]}); start the run again"
-        )
+        raise RefusedError(f"{path}: is not the script that the run was started with; start again")
     return script

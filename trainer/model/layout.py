@@ -45,6 +45,7 @@ __all__ = [
     "build_layout",
     "check_stored",
     "frozen_adapters",
+    "lay_out_tensors",
     "read_headers",
     "stored_name",
 ]
@@ -199,13 +200,13 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
                 f"{model_dir}: lora.use_dora: its layers are computed by transformers' code; leave"
                 " it out"
             )
-        layout = _lay_out(header_tensors(read_stored(model_dir, headers), config))
+        layout = lay_out_tensors(header_tensors(read_stored(model_dir, headers), config))
     else:
         model = read_architecture(model_dir)
         check_stored(model_dir, model, headers, config.num_classes)
         full = config.method == "full"
         tensors = _full_tensors(model, config.num_classes) if full else None
-        layout = _lay_out(tensors or _lora_tensors(model_dir, model, config))
+        layout = lay_out_tensors(tensors or _lora_tensors(model_dir, model, config))
     if config.method == "lora":
         _check_rank(layout, config)
     return _drop_frozen_factors(layout) if config.freezes_a else layout
@@ -323,7 +324,7 @@ def _drop_frozen_factors(layout: GradientLayout) -> GradientLayout:
         slots = (slot for slot in block.tensors if not slot.name.endswith(SIDE_A))
         return [NamedTensor(slot.name, slot.shape, slot.parameter, slot.stored) for slot in slots]
 
-    return _lay_out((block.name, keep_trainable(block)) for block in layout.blocks)
+    return lay_out_tensors((block.name, keep_trainable(block)) for block in layout.blocks)
 
 
 def _check_rank(layout: GradientLayout, config: RunConfig) -> None:
@@ -387,7 +388,8 @@ def _full_tensors(model: Architecture, num_classes: int | None) -> Tensors:
     )
 
 
-def _lay_out(tensors: Tensors) -> GradientLayout:
+def lay_out_tensors(tensors: Tensors) -> GradientLayout:
+    """Return the layout of blocks by name, with their tensors in order."""
     blocks: list[Block] = []
     offset = 0
     for name, shapes in tensors:

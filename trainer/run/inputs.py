@@ -43,7 +43,8 @@ from trainer.system.process.imports import speed_up_imports
 from trainer.system.process.slow_log import log_if_slow
 
 if TYPE_CHECKING:
-    from trainer.replica.script.opened import OpenedScript
+    from trainer.replica.backend import Opener
+    from trainer.system.backends import RequestedBackend
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RunInputs:
     layout: GradientLayout
     job: Job
     train: Dataset | LogitsFolder
-    """Samples, or a teacher's logits; a script's are of any type, for a coordinator a range."""
+    """Samples, or a teacher's logits; of a script the indices alone."""
     validation: Dataset | None
     prompts: SamplePrompts | None = None
     """Those to answer, where they are read: by the coordinator."""
@@ -63,10 +64,10 @@ class RunInputs:
     """Those of a student that learns from its own answers."""
     reference: np.ndarray | None = None
     """The weights that task `dpo` compares with; None: those of the base."""
-    first: np.ndarray | None = None
-    """The weights of step 0; None: those of `model_dir` and the config."""
-    opened: OpenedScript | None = None
-    """The script of a process that computes."""
+    first: Callable[[], np.ndarray] | None = None
+    """Returns the weights of step 0; None: those of `model_dir` and the config."""
+    openers: dict[RequestedBackend, Opener] | None = None
+    """What opens a replica on each backend; None: what opens one of `model_dir`."""
 
     @property
     def samples(self) -> int:
@@ -178,32 +179,37 @@ def read_script_inputs(
 
     Raises:
         InputError: the script cannot be used.
+        UnreachableError: it does not return.
     """
-    opened = None
+    terms, openers = (script, config.training.seed, config.exchange.join_deadline), None
     if computes:
         with speed_up_imports("torch"):
-            from trainer.replica.script.opened import open_script
-        opened = open_script(script, config.training.seed)
-    start = opened.start if opened else run_for_start(script, config.training.seed)
-    facts, layout = start.facts, start.layout
+            from trainer.replica.script.opened import OpenedScript
+            from trainer.replica.script.replica import script_openers
+        opened = OpenedScript(*terms)
+        facts, layout, first = opened.facts, opened.layout, opened.read_weights
+        openers = script_openers(opened)
+    else:
+        facts, layout, weights = run_for_start(*terms)
+        first = lambda: weights  # noqa: E731
     job = Job(
         run_id=run_id,
         agreement=config.agreement_digest(),
         layout=layout.digest,
-        model=blake3(f"{facts.script}\0{facts.frozen}".encode()).hexdigest(),
+        model=blake3(f"{script.digest}\0{facts.frozen}".encode()).hexdigest(),
         data=facts.data,
         version=__version__,
-        base=facts.script,
+        base=script.digest,
     )
-    train: Any = opened.train if opened else range(facts.samples)
-    validation: Any = opened.validation if opened else range(facts.validation)
+    train: Any = range(facts.samples)
+    validation: Any = range(facts.validation) if facts.validation else None
     inputs = RunInputs(
-        *(config, script.path.parent, layout, job, train, validation or None),
-        first=start.weights,
-        opened=opened,
+        *(config, script.path.parent, layout, job, train, validation),
+        first=first,
+        openers=openers,
     )
     config.exchange.check_length(inputs.plan.total_inner)
-    if config.training.early_stopping_patience and not inputs.validation:
+    if config.training.early_stopping_patience and not facts.validation:
         raise InputError(
             "training.early_stopping_patience counts validations, and"
             f" {script.path} has no dataset('validation')"

@@ -204,7 +204,7 @@ class Worker:
         began = time.perf_counter()
         result = self.replica.evaluate(batch)
         seconds = time.perf_counter() - began
-        tokens = sum(sample.tokens for sample in batch)
+        tokens = sum(getattr(sample, "tokens", 1) for sample in batch)  # a script's are indices
         self.exchange.send(
             make_result_message(
                 shard,

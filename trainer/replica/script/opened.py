@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from trainer.config.script import Script
-from trainer.replica.script.start import Facts, ScriptStart, build_script_layout
+from trainer.config.script import Script, read_script
+from trainer.replica.script.start import ScriptFacts, build_script_layout, write_start
 from trainer.system.errors import (
     DoesNotFitError,
     InputError,
     TrainerError,
+    UnreachableError,
     first_line,
     is_out_of_memory,
 )
@@ -32,190 +34,190 @@ _DIGESTED = 256
 """Samples of a data set that are compared between hosts, at even distances."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptSample:
-    """One sample of a script's data set, of whatever kind."""
-
-    value: Any
-    tokens: int = 1
-    """What speeds are counted in: a script's are samples a second."""
+class ScriptFaultError(Exception):
+    """A function of a script returned or did something wrong; the message says what."""
 
 
-@dataclass(frozen=True)
-class ScriptDataset:
-    """A script's data set."""
-
-    script: Script
-    values: Sequence[Any]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index: int) -> ScriptSample:
-        with script_errors(self.script, "dataset"):
-            return ScriptSample(self.values[index])
+class _TimeLimitError(BaseException):
+    """A script's function did not return; not for its own `except Exception`."""
 
 
-@dataclass(frozen=True)
 class OpenedScript:
-    """The parts of a run that a script makes."""
-
-    script: Script
-    model: nn.Module
-    train: ScriptDataset
-    validation: ScriptDataset | None
-    loss: Callable[[nn.Module, Any], Any]
-    collate: Callable[[list[Any]], Any]
-    metrics: Callable[[nn.Module, Any], Any] | None
-    has_local_buffers: bool
-    """Whether each worker keeps buffers of its own."""
-    start: ScriptStart
-
-
-def open_script(script: Script, seed: int) -> OpenedScript:
-    """Run a script and check what it makes.
+    """A script that has run, and the parts of a run that it makes.
 
     Args:
         seed: of the random numbers with which it makes its model and its data.
+        limit: seconds that each of its functions may take.
 
     Raises:
         InputError: the script raises, or lacks or returns something wrong; names its line.
+        UnreachableError: it does not return.
     """
-    module = ModuleType(MODULE)
-    module.__file__ = str(script.path)
-    sys.modules[MODULE] = module
-    with script_errors(script, "the script"):
-        # Its operator's own command named it, by its digest; no config and no host can.
-        exec(compile(script.content, str(script.path), "exec"), module.__dict__)  # noqa: S102
-    parts = {name: getattr(module, name, None) for name in ("model", "dataset", "loss")}
-    for name, part in parts.items():
-        if not callable(part):
-            raise InputError(
-                f"{script.path}: has no function {name}; a script has model(), dataset(split) and"
-                " loss(model, samples)"
-            )
-    buffers = getattr(module, "buffers", None)
-    if buffers not in (None, "local"):
-        raise InputError(f"{script.path}: buffers is {buffers!r}; the only value is 'local'")
 
-    def call(name: str, *arguments: Any) -> Any:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        with script_errors(script, name):
-            return getattr(module, name)(*arguments)
+    def __init__(self, script: Script, seed: int, limit: float) -> None:
+        self._script, self._seed, self._limit = script, seed, limit
+        self.functions: Any = ModuleType(MODULE)
+        """The module, with what the script defines."""
+        self.functions.__file__ = str(script.path)
+        sys.modules[MODULE] = self.functions
+        with self.report_faults("the script"):
+            # Its operator's own command named it, by its digest; no config and no host can.
+            exec(compile(script.content, str(script.path), "exec"), vars(self.functions))  # noqa: S102
+            for name in ("model", "dataset", "loss"):
+                if not callable(getattr(self.functions, name, None)):
+                    raise ScriptFaultError(
+                        f"has no function {name}; a script has model(), dataset(split) and"
+                        " loss(model, samples)"
+                    )
+            self.has_local_buffers: bool = hasattr(self.functions, "buffers")
+            """Whether each worker has buffers of its own."""
+            if self.has_local_buffers and self.functions.buffers != "local":
+                raise ScriptFaultError("the only value of buffers is 'local'")
+        with self.report_faults("model"):
+            self.model: nn.Module = self._call_seeded("model")
+            if not isinstance(self.model, nn.Module):
+                kind = type(self.model).__name__
+                raise ScriptFaultError(f"returned no torch.nn.Module but {kind}")
+            trained, frozen = _split_tensors(self.model)
+            self.layout = build_script_layout(trained)
+        data = blake3()
+        self.train = self._open_dataset("train", data)
+        self.validation = self._open_dataset("validation", data)
+        lengths = len(self.train), len(self.validation)
+        self.facts = ScriptFacts(frozen, data.hexdigest(), *lengths)
 
-    model = call("model")
-    if not isinstance(model, nn.Module):
-        raise InputError(f"{script.path}: model() returned no torch.nn.Module but {_kind(model)}")
-    train, validation = call("dataset", "train"), call("dataset", "validation")
-    for split, values in (("train", train), ("validation", validation)):
-        optional = split == "validation" and values is None
-        if not optional and not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
-            raise InputError(
-                f"{script.path}: dataset({split!r}) returned {_kind(values)}: a sequence is"
-                " needed, with a length and an item at each index"
-            )
-    if not len(train):
-        raise InputError(f"{script.path}: dataset('train') is empty")
-    data = ScriptDataset(script, train)
-    held_out = ScriptDataset(script, validation) if validation is not None else None
-    return OpenedScript(
-        script=script,
-        model=model,
-        train=data,
-        validation=held_out,
-        loss=module.loss,
-        collate=getattr(module, "collate", None) or list,
-        metrics=getattr(module, "metrics", None),
-        has_local_buffers=buffers == "local",
-        start=_start(script, model, data, held_out),
-    )
+    @contextmanager
+    def report_faults(self, function: str) -> Iterator[None]:
+        """Turn what goes wrong in a function of the script into one line that names its line.
+
+        Raises:
+            DoesNotFitError: there was no memory for it.
+            UnreachableError: it did not return in time.
+            InputError: anything else.
+        """
+        before = signal.signal(signal.SIGALRM, _raise_time_limit)
+        left = signal.setitimer(signal.ITIMER_REAL, self._limit)
+        try:
+            try:
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, *left)
+                signal.signal(signal.SIGALRM, before)
+        except TrainerError:
+            raise
+        except (Exception, _TimeLimitError) as error:
+            path = str(self._script.path)
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == path]
+            if isinstance(error, SyntaxError) and error.filename == path:
+                lines.append(error.lineno)
+            where = f"{path}:{lines[-1]}: {function}" if lines else f"{path}: {function}"
+            if isinstance(error, _TimeLimitError):
+                raise UnreachableError(
+                    f"{where}: has not returned for {self._limit:g} s; make it faster, or raise"
+                    " exchange.join_deadline"
+                ) from None
+            if is_out_of_memory(error):
+                raise DoesNotFitError(
+                    f"{where}: no memory for it ({first_line(error)}); lower"
+                    " training.micro_batch_size"
+                ) from None
+            kind = "" if isinstance(error, ScriptFaultError) else f"{type(error).__name__}: "
+            raise InputError(f"{where}: {kind}{first_line(error)}") from None
+
+    def read_weights(self) -> np.ndarray:
+        """Return the trainable weights, fp32 `[layout.size]`."""
+        parts = [self.model.get_parameter(slot.name) for slot in self.layout.iter_tensors()]
+        return torch.cat([part.detach().reshape(-1).cpu() for part in parts]).numpy()
+
+    def _call_seeded(self, function: str, *arguments: str) -> Any:
+        random.seed(self._seed)
+        np.random.seed(self._seed % 2**32)
+        torch.manual_seed(self._seed)
+        return getattr(self.functions, function)(*arguments)
+
+    def _open_dataset(self, split: str, hasher: blake3) -> Sequence[Any]:
+        """Return a data set, of which samples at even distances enter a digest."""
+        with self.report_faults("dataset"):
+            made: Any = self._call_seeded("dataset", split)
+            values: Any = () if made is None and split == "validation" else made
+            if not {"__len__", "__getitem__"} <= {*dir(values)}:
+                raise ScriptFaultError(
+                    f"{split!r} is {type(values).__name__}: a sequence is needed, with a length"
+                    " and an item at each index"
+                )
+            count = len(values)
+            if not count and split == "train":
+                raise ScriptFaultError(f"{split!r} is empty")
+            for index in sorted({step * count // _DIGESTED for step in range(_DIGESTED) if count}):
+                _update_digest(hasher, [split, count, values[index]])
+            return values
 
 
-@contextmanager
-def script_errors(script: Script, function: str) -> Iterator[None]:
-    """Turn what a script raises in the block into one line that names its own line.
-
-    Raises:
-        DoesNotFitError: there was no memory for it.
-        InputError: anything else.
-    """
-    try:
-        yield
-    except TrainerError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise DoesNotFitError(
-                f"{script.path}: {function}: no memory for it ({first_line(error)}); lower"
-                " training.micro_batch_size"
-            ) from None
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(script.path)]
-        line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
-        line = line or (lines[-1] if lines else None)
-        where = f"{script.path}:{line}" if line else str(script.path)
-        raise InputError(
-            f"{where}: {function}: {type(error).__name__}: {first_line(error)}"
-        ) from None
+def _raise_time_limit(*_: object) -> NoReturn:
+    raise _TimeLimitError
 
 
-def _start(
-    script: Script, model: nn.Module, train: ScriptDataset, validation: ScriptDataset | None
-) -> ScriptStart:
-    trained: dict[str, Tensor] = {}
+def _split_tensors(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Return the shapes of trainable parameters, and a digest of all other tensors."""
+    trained: dict[str, tuple[int, ...]] = {}
     frozen = blake3()
     for name, parameter in model.named_parameters():
-        values = parameter.detach()
         if not parameter.requires_grad:
-            _digest(frozen, [name, values])
-        elif values.dtype != torch.float32 or not values.numel():
-            kind = str(values.dtype).removeprefix("torch.")
-            raise InputError(
-                f"{script.path}: parameter {name} is {kind} {list(values.shape)}: what is trained"
-                " is float32 and not empty; convert it, or set requires_grad to False"
+            _update_digest(frozen, [name, parameter.data])
+        elif parameter.dtype != torch.float32 or not parameter.numel():
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise ScriptFaultError(
+                f"parameter {name} is {kind} {list(parameter.shape)}: what is trained is float32"
+                " and not empty; convert it, or set requires_grad to False"
             )
         else:
-            trained[name] = values
+            trained[name] = tuple(parameter.shape)
     if not trained:
-        raise InputError(f"{script.path}: model() has no parameter that requires a gradient")
+        raise ScriptFaultError("has no parameter that requires a gradient")
     for name, buffer in model.named_buffers():
-        _digest(frozen, [name, buffer])
-    flat = torch.cat([values.reshape(-1).cpu() for values in trained.values()]).numpy()
-    data = blake3()
-    for part in filter(None, (train, validation)):
-        count = len(part)
-        chosen = sorted({step * count // _DIGESTED for step in range(_DIGESTED)} if count else ())
-        _digest(data, [count, [part[index].value for index in chosen]])
-    sizes = len(train), len(validation or ())
-    facts = Facts(script.digest, frozen.hexdigest(), data.hexdigest(), *sizes)
-    shapes = ((name, tuple(values.shape)) for name, values in trained.items())
-    return ScriptStart(facts, build_script_layout(shapes), flat)
+        _update_digest(frozen, [name, buffer])
+    return trained, frozen.hexdigest()
 
 
-def _digest(hasher: blake3, value: Any) -> None:
-    """Hash a value by its content, framed by its kind; objects of other kinds by what they hold."""
-    hasher.update(f"\0{_kind(value)}\0".encode())
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous()
-        hasher.update(f"{value.dtype}{list(value.shape)}".encode())
-        hasher.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        hasher.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-    elif isinstance(value, bytes):
-        hasher.update(len(value).to_bytes(8, "little") + value)
-    elif value is None or isinstance(value, str | int | float | complex | np.generic):
-        _digest(hasher, repr(value).encode())
-    elif isinstance(value, Mapping):
-        _digest(hasher, [part for pair in value.items() for part in pair])
-    elif isinstance(value, list | tuple):
-        hasher.update(len(value).to_bytes(8, "little"))
-        for part in value:
-            _digest(hasher, part)
-    elif hasattr(value, "__dict__"):
-        _digest(hasher, vars(value))
+def _update_digest(hasher: blake3, value: Any) -> None:
+    """Hash a value by its content, framed by its kind; objects of other kinds as copies see them.
+
+    Nothing is pickled: what an object would be copied from is hashed.
+    """
+    hasher.update(f"\0{type(value).__name__}\0".encode())
+    match value:
+        case Tensor():
+            hasher.update(f"{value.dtype}{list(value.shape)}".encode())
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            hasher.update(flat.view(torch.uint8).numpy().tobytes())
+        case np.ndarray() if not value.dtype.hasobject:
+            hasher.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
+        case bytes():
+            hasher.update(len(value).to_bytes(8, "little") + value)
+        case None | str() | int() | float() | complex() | np.generic():
+            _update_digest(hasher, repr(value).encode())
+        case list() | tuple():
+            hasher.update(len(value).to_bytes(8, "little"))
+            for part in value:
+                _update_digest(hasher, part)
+        case Mapping():
+            _update_digest(hasher, list(value.items()))
+        case set() | frozenset():
+            _update_digest(hasher, sorted(map(repr, value)))
+        case _ if hasattr(value, "__qualname__"):  # a class or a function
+            _update_digest(hasher, value.__qualname__)
+        case _:
+            parts = value.__reduce_ex__(4)
+            parts = [list(part) if isinstance(part, Iterator) else part for part in parts]
+            _update_digest(hasher, parts)
 
 
-def _kind(value: object) -> str:
-    return type(value).__name__
+if __name__ == "__main__":  # the child of `run_for_start`
+    path, digest, seed, limit, folder = sys.argv[1:]
+    try:
+        opened = OpenedScript(read_script(Path(path), digest), int(seed), float(limit))
+    except TrainerError as error:
+        sys.stderr.write(str(error))
+        sys.exit(error.exit_code)
+    write_start(opened.facts, opened.layout, opened.read_weights(), Path(folder))

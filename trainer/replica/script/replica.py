@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.config.run import RunConfig
 from trainer.replica.backend import BackendRequest, Opener, UnusableError, cuda_device
 from trainer.replica.base import EvalResult, OnBlock, Replica, StepResult
-from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.script.checks import (
-    check_buffers,
     check_figures,
     check_loss,
-    check_random_state,
     check_sum,
     read_random_state,
+    refuse_draws,
 )
-from trainer.replica.script.opened import OpenedScript, script_errors
-from trainer.replica.script.watchdog import Watchdog
+from trainer.replica.script.opened import OpenedScript, ScriptFaultError
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.model import flatten_parameters, share_weights, trainable_parameters
 from trainer.replica.torch.precision import make_autocast
-from trainer.system.backends import RequestedBackend
+from trainer.system.backends import BACKENDS, Backend, RequestedBackend
 from trainer.system.errors import DoesNotFitError
 
 _Result = TypeVar("_Result")
 
 
 class ScriptReplica:
-    """A Replica of `trainer.replica.base`; samples are `ScriptSample`.
+    """A Replica of `trainer.replica.base`; samples are indices.
 
     Opening it computes the loss of four samples, together and in two halves.
 
@@ -55,11 +52,8 @@ class ScriptReplica:
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        self.layout = opened.start.layout
-        self.device = device
-        self._divisor = 0
-        self._opened, self._script = opened, opened.script
-        self._device = torch.device(device)
+        self.layout, self.device = opened.layout, device
+        self._opened, self._device = opened, torch.device(device)
         if threads is not None:
             torch.set_num_threads(threads)
         self._model = opened.model.to(self._device)
@@ -67,8 +61,8 @@ class ScriptReplica:
         self._autocast = make_autocast(config, self._device)
         micro = config.training.micro_batch_size
         self.limit = config.training.batch_size if micro == "auto" else micro
-        """Samples of a micro-batch; `auto` begins with all, and is halved without memory."""
-        self._watchdog = Watchdog(self._script.path, config.exchange.join_deadline)
+        """Samples of a micro-batch; halved without memory."""
+        self._divisor = 0
         self._check_start()
         parameters = dict(trainable_parameters(self._model))
         self._gradients = GradientStream(self.layout, parameters, self._device)
@@ -92,19 +86,20 @@ class ScriptReplica:
         def attempt() -> float:
             self._gradients.restart()
             self._divisor, losses = 0, list[Tensor]()
-            for samples, is_last in self._micro_batches(batch):
-                loss, divisor = self._loss(samples)
+            for samples, is_last in self._micro_batches(self._opened.train, batch):
+                loss, divisor = self._compute_loss(samples)
                 self._divisor += divisor
                 losses.append(loss.detach().double())
-                if is_last:
-                    check_random_state(self._opened, self._device, self._random)
-                    self._gradients.mark_last_backward()
-                with script_errors(self._script, "the gradient of loss"):
+                with self._opened.report_faults("the gradient of loss"):
+                    if is_last:
+                        if read_random_state(self._device) != self._random:
+                            refuse_draws(self._model)
+                        self._gradients.mark_last_backward()
                     loss.backward()
             return float(sum(losses))
 
-        with self._watchdog, self._gradients.stream_step(on_block):
-            total = self._within_memory(attempt)
+        with self._gradients.stream_step(on_block):
+            total = self._run_within_memory(attempt, len(batch))
         return StepResult(total, self._divisor, len(batch), time.monotonic() - began)
 
     def weigh(self, _batch: Sequence[Any]) -> int:
@@ -116,13 +111,20 @@ class ScriptReplica:
 
         def attempt() -> EvalResult:
             results: list[EvalResult] = []
-            for samples, _ in self._micro_batches(batch):
-                loss, divisor = self._loss(samples)
-                results.append(EvalResult(float(loss), divisor, None, figures=self._score(samples)))
+            for samples, _ in self._micro_batches(self._opened.validation, batch):
+                loss, divisor = self._compute_loss(samples)
+                figures = self._compute_figures(samples)
+                results.append(EvalResult(float(loss), divisor, None, figures=figures))
             return EvalResult.sum_parts(results)
 
-        with self._watchdog, torch.no_grad(), _eval_mode(self._model):
-            return self._within_memory(attempt)
+        training = [module for module in self._model.modules() if module.training]
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                return self._run_within_memory(attempt, len(batch))
+        finally:
+            for module in training:  # each by itself: a script may have others in eval mode
+                module.training = True
 
     def answer(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
@@ -130,101 +132,89 @@ class ScriptReplica:
         """Refuse: a script answers no prompts, and its run asks none."""
         raise NotImplementedError
 
-    def _loss(self, samples: Any) -> tuple[Tensor, int]:
-        with script_errors(self._script, "loss"), self._autocast:
-            found = self._opened.loss(self._model, samples)
-        return check_loss(self._script, found)
+    def _compute_loss(self, samples: Any) -> tuple[Tensor, int]:
+        with self._opened.report_faults("loss"), self._autocast:
+            return check_loss(self._opened.functions.loss(self._model, samples))
 
-    def _score(self, samples: Any) -> dict[str, float]:
-        if self._opened.metrics is None:
-            return {}
-        with script_errors(self._script, "metrics"), self._autocast:
-            found = self._opened.metrics(self._model, samples)
-        return check_figures(self._script, found)
+    def _compute_figures(self, samples: Any) -> dict[str, float]:
+        metrics = getattr(self._opened.functions, "metrics", None)
+        with self._opened.report_faults("metrics"), self._autocast:
+            return check_figures(metrics(self._model, samples)) if metrics else {}
 
-    def _micro_batches(self, batch: Sequence[Any]) -> Iterator[tuple[Any, bool]]:
+    def _micro_batches(
+        self, values: Sequence[Any], batch: Sequence[int]
+    ) -> Iterator[tuple[Any, bool]]:
         """Yield collated micro-batches on the device, and whether each is the last."""
+        collate = getattr(self._opened.functions, "collate", list)
         for start in range(0, len(batch), self.limit):
-            part = [sample.value for sample in batch[start : start + self.limit]]
-            self._tried = len(part)
-            yield self._collate(part), start + self.limit >= len(batch)
+            with self._opened.report_faults("dataset"):
+                samples = [values[index] for index in batch[start : start + self.limit]]
+            with self._opened.report_faults("collate"):
+                samples = _move_tensors(collate(samples), self._device)
+            yield samples, start + self.limit >= len(batch)
 
-    def _collate(self, values: list[Any]) -> Any:
-        with script_errors(self._script, "collate"):
-            return _on_device(self._opened.collate(values), self._device)
-
-    def _within_memory(self, attempt: Callable[[], _Result]) -> _Result:
+    def _run_within_memory(self, attempt: Callable[[], _Result], samples: int) -> _Result:
         """Return `attempt()`, with smaller micro-batches each time that memory runs out."""
         while True:
             try:
                 return attempt()
             except DoesNotFitError:
-                smaller = MicroBatchLimit(self.limit, 1).halve_limit(self._tried, 1)
-                if smaller is None:
+                self.limit = min(self.limit, samples) // 2
+                if not self.limit:
                     raise
-            self.limit = smaller.samples
             torch.cuda.empty_cache()
 
     def _check_start(self) -> None:
         """Compute four samples together and in two halves: the run counts on their sum."""
-        train = self._opened.train
-        ends = [0, 1 % len(train), -2 % len(train), len(train) - 1]
-        samples = [train[index].value for index in ends]
-        buffers = {name: each.clone() for name, each in self._model.named_buffers()}
-        random = read_random_state(self._device, whole=True)
+        train, model = self._opened.train, self._model
+        four = [0, 1 % len(train), -2 % len(train), len(train) - 1]
+        loosely = self._opened.has_local_buffers
+        buffers = {name: each.clone() for name, each in model.named_buffers()}
+        drawn = read_random_state(self._device, whole=True)
         sums: list[tuple[float, int]] = []
-        with self._watchdog:
-            for values in (samples, samples[:2], samples[2:]):
-                loss, divisor = self._loss(self._collate(values))
+        size, self.limit = self.limit, len(four)
+        for part in (four, four[:2], four[2:]):
+            for samples, _ in self._micro_batches(train, part):
+                loss, divisor = self._compute_loss(samples)
                 sums.append((loss.item(), divisor))
-                check_buffers(self._opened, buffers)
-            if self._opened.validation:
-                with torch.no_grad(), _eval_mode(self._model):
-                    self._score(self._collate([self._opened.validation[0].value]))
-            check_random_state(self._opened, self._device, random)
-        check_sum(self._opened, *sums)
-        with torch.no_grad():
-            for name, buffer in self._model.named_buffers():
+        with self._opened.report_faults("loss"), torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if not loosely and not torch.equal(buffer, buffers[name]):
+                    raise ScriptFaultError(
+                        f"changes the buffer {name}, which no worker shares: take a layer without"
+                        " running statistics, such as GroupNorm, or write"
+                        ' buffers = "local" if each worker may have its own'
+                    )
                 buffer.copy_(buffers[name])
+            if read_random_state(self._device, whole=True) != drawn:
+                refuse_draws(model)
+            check_sum(*sums, loosely=loosely)
+        if self._opened.validation:
+            self.evaluate([0])
+        self.limit = size
 
 
 def script_openers(opened: OpenedScript) -> dict[RequestedBackend, Opener]:
     """Return what opens a script's replica on each backend."""
 
-    def open_on(device: str, request: BackendRequest) -> Replica:
+    def open_on(backend: Backend, request: BackendRequest) -> Replica:
+        if not BACKENDS[backend].has_torch:
+            raise UnusableError("a script computes with torch")
+        device = cuda_device(request.gpu) if backend == "cuda" else "cpu"
         return ScriptReplica(opened, request.config, device, request.threads)
 
-    def refuse(_: BackendRequest) -> Replica:
-        raise UnusableError("a script computes with torch")
-
-    return {
-        "cuda": lambda request: open_on(cuda_device(request.gpu), request),
-        "wgpu": refuse,
-        "cpu": lambda request: open_on("cpu", request),
-    }
+    return {backend: partial(open_on, backend) for backend in BACKENDS}
 
 
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode in the block, and each module back into its own."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
-def _on_device(value: Any, device: torch.device) -> Any:
-    """Return a batch with its tensors on a device."""
-    if device.type == "cpu":
-        return value
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: _on_device(part, device) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_on_device(part, device) for part in value]
-        return parts if isinstance(value, list) else tuple(parts)
+def _move_tensors(value: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors, and what else has a `to`, on a device."""
+    if hasattr(value, "to"):
+        return value.to(device)
+    match value:
+        case list():
+            return [_move_tensors(part, device) for part in value]
+        case tuple():
+            return tuple(_move_tensors(part, device) for part in value)
+        case Mapping():
+            return {key: _move_tensors(part, device) for key, part in value.items()}
     return value

@@ -8,38 +8,36 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from trainer.config.script import Script
+from trainer.model.header_layout import NamedTensor
 from trainer.model.hf_export import MODEL_FILE, raw_bytes, safetensors_header
-from trainer.model.initialization import read_tensor
-from trainer.model.layout import Block, GradientLayout, TensorSlot
+from trainer.model.layout import GradientLayout, lay_out_tensors
 from trainer.model.safetensors_headers import read_file_headers, read_metadata
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, UnreachableError
 from trainer.system.untrusted_data import validate_json
 
 log = logging.getLogger(__name__)
 
-BLOCK = 1 << 18
+_BLOCK = 1 << 18
 """Elements from which on a block is full: 1 MiB leaves as one while backward continues."""
 _ENTRY = "motley.script"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts of a script: those that all members must find alike, and those of its own."""
+class ScriptFacts:
+    """Facts of a script that all members must find alike."""
 
-    script: str
-    """Digest of the script's content."""
     frozen: str
     """Digest of the frozen parameters and the buffers at the start."""
     data: str
@@ -48,79 +46,63 @@ class Facts:
     validation: int
 
 
-@dataclass(frozen=True)
-class ScriptStart:
-    """The start of a run of a script."""
-
-    facts: Facts
-    layout: GradientLayout
-    weights: np.ndarray
-    """fp32 `[layout.size]`."""
-
-
-def build_script_layout(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> GradientLayout:
+def build_script_layout(shapes: Mapping[str, tuple[int, ...]]) -> GradientLayout:
     """Return the layout of trainable parameters in their order; small ones share a block."""
-    blocks: list[Block] = []
-    slots: list[TensorSlot] = []
-    start = 0
-
-    def close() -> None:
-        index = len(blocks)
-        first, last = slots[0].start, slots[-1].stop
-        blocks.append(Block(index, f"layers.{index}", first, last, tuple(slots)))
-        slots.clear()
-
-    for name, shape in shapes:
-        slots.append(TensorSlot(name, shape, start))
-        start = slots[-1].stop
-        if start - slots[0].start >= BLOCK:
-            close()
-    if slots:
-        close()
-    return GradientLayout(tuple(blocks), len(blocks))
+    groups: list[list[NamedTensor]] = [[]]
+    size = 0
+    for name, shape in shapes.items():
+        if size >= _BLOCK:
+            groups.append([])
+            size = 0
+        groups[-1].append(NamedTensor(name, shape))
+        size += math.prod(shape)
+    return lay_out_tensors((f"layers.{index}", group) for index, group in enumerate(groups))
 
 
-def write_start(start: ScriptStart, folder: Path) -> None:
+def write_start(
+    facts: ScriptFacts, layout: GradientLayout, weights: np.ndarray, folder: Path
+) -> None:
     """Write a start as `MODEL_FILE`."""
-    shapes = {slot.name: slot.shape for slot in start.layout.iter_tensors()}
-    header = safetensors_header(shapes, {_ENTRY: json.dumps(asdict(start.facts))})
+    shapes = {slot.name: slot.shape for slot in layout.iter_tensors()}
     with (folder / MODEL_FILE).open("wb") as file:
-        file.writelines(chain([header], [raw_bytes(start.weights)]))
+        file.write(safetensors_header(shapes, {_ENTRY: json.dumps(asdict(facts))}))
+        file.write(raw_bytes(weights))
 
 
-def read_start(folder: Path) -> ScriptStart:
-    """Read it back.
+def run_for_start(
+    script: Script, seed: int, limit: float
+) -> tuple[ScriptFacts, GradientLayout, np.ndarray]:
+    """Run a script in a child that has torch; return facts, layout and first weights.
 
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    path = folder / MODEL_FILE
-    headers = read_file_headers(path)
-    try:
-        facts = validate_json(Facts, str(read_metadata(path).get(_ENTRY)).encode(), str(path))
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    layout = build_script_layout((name, header.shape) for name, header in headers.items())
-    weights = np.concatenate([read_tensor(header).reshape(-1) for header in headers.values()])
-    return ScriptStart(facts, layout, weights)
-
-
-def run_for_start(script: Script, seed: int) -> ScriptStart:
-    """Run a script in a child that has torch, and return the start that it makes.
+    Args:
+        limit: seconds that each function of the script may take.
 
     Raises:
         InputError: the script cannot be used; its line says why.
+        UnreachableError: it does not return.
     """
     with tempfile.TemporaryDirectory(prefix="motley-") as folder:
-        command = [sys.executable, "-P", "-m", "trainer.replica.script", str(script.path)]
-        command += [script.digest, str(seed), folder]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, "-P", "-m", "trainer.replica.script.opened", str(script.path)]
+        command += [script.digest, str(seed), str(limit), folder]
         log.info("%s: making the first weights ...", script.path)
-        ended = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-        lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        if ended.returncode:
-            reason = lines[-1] if lines else f"the process ended with {ended.returncode}"
-            raise InputError(reason)
-        return read_start(Path(folder))
+        try:
+            ended = subprocess.run(
+                command,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=6 * limit,  # torch's import, the script, model, two data sets, samples
+            )
+        except subprocess.TimeoutExpired:
+            raise UnreachableError(f"{script.path}: does not return, nor to Python") from None
+        if code := ended.returncode:
+            lines = ended.stderr.decode(errors="replace").strip().splitlines()
+            kind = UnreachableError if code == UnreachableError.exit_code else InputError
+            raise kind(lines[-1] if lines else f"{script.path}: its process ended with {code}")
+        path = Path(folder) / MODEL_FILE
+        headers = read_file_headers(path)
+        facts = validate_json(ScriptFacts, read_metadata(path)[_ENTRY].encode(), str(path))
+        layout = build_script_layout({name: header.shape for name, header in headers.items()})
+        begin = next(iter(headers.values())).begin
+        return facts, layout, np.fromfile(path, "<f4", layout.size, offset=begin)

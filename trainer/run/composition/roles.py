@@ -333,11 +333,7 @@ def open_replica(
     """
     from trainer.replica.backend import choose_replica, in_brackets
 
-    train, openers = inputs.train, None
-    if inputs.opened is not None:
-        from trainer.replica.script.replica import script_openers
-
-        openers = script_openers(inputs.opened)
+    train = inputs.train
     choice = choose_replica(
         place.backend,
         "".join(place.gpus),
@@ -345,7 +341,7 @@ def open_replica(
         inputs.config,
         inputs.layout,
         place.threads,
-        openers,
+        inputs.openers,
         rest=isinstance(train, LogitsFolder) and has_bare_rest(train.description.scheme),
         moments=moments,
         coordinates=coordinates,

@@ -6,11 +6,11 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.checkpoint.resume import continue_run
 from trainer.checkpoint.trained_model import starting_weights
@@ -65,10 +65,8 @@ def make_coordinator(
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
         else:
-            first = inputs.first
-            if first is None:
-                first = starting_weights(layout, inputs.model_dir, config)
-            state, generation = TrainState.create(first), 0
+            read = inputs.first or partial(starting_weights, layout, inputs.model_dir, config)
+            state, generation = TrainState.create(read()), 0
         write_run_file(config, job.run_id)
         recorder = make_recorder(plan)
     recorder.go_on(restored)
@@ -133,14 +131,6 @@ def make_worker(
 
     config, train = inputs.config, inputs.train
     order, alpha = permute_epoch, None
-    weigh: Callable[[Sequence[Any]], int] = partial(
-        weight_of, class_weights=config.training.class_weights
-    )
-    if inputs.opened is not None:
-        from trainer.replica.script.replica import ScriptReplica
-
-        assert isinstance(choice.replica, ScriptReplica)
-        weigh = choice.replica.weigh
     if isinstance(train, LogitsFolder):
         assert config.distillation is not None
         scheme = train.description.scheme
@@ -155,7 +145,10 @@ def make_worker(
         plan=inputs.plan,
         rounds=partial(InnerSteps, choice.replica, config.optimizer),
         train=train,
-        weigh=weigh,
+        # A script's replica knows what its loss divides by.
+        weigh=getattr(
+            choice.replica, "weigh", partial(weight_of, class_weights=config.training.class_weights)
+        ),
         validation=inputs.validation,
         seed=config.training.seed,
         order=order,

@@ -78,11 +78,11 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
     inputs = read_script_inputs(
         script_config(script.parent / "out"), "run", read_script(script), computes=True
     )
-    start = run_for_start(read_script(script), 0)
-    assert start.layout == inputs.layout
+    facts, layout, weights = run_for_start(read_script(script), 0, PATIENCE)
+    assert layout == inputs.layout
     assert inputs.first is not None
-    assert inputs.first.tobytes() == start.weights.tobytes()
-    assert (start.facts.samples, start.facts.validation) == (48, 12)
+    assert inputs.first().tobytes() == weights.tobytes()
+    assert (facts.samples, facts.validation) == (48, 12)
     asked = (
         "import sys\nfrom pathlib import Path\nfrom trainer.config.run import load_config\n"
         "from trainer.config.script import read_script\n"
@@ -179,7 +179,7 @@ def test_local_buffers_are_each_workers_own(tmp_path: Path) -> None:
     counting += "        return super().forward(x)\n\ndef model():"
     changes = [("def model():", counting), ("nn.Tanh(), nn.Linear(8", "Counts(), nn.Linear(8")]
     path = write_script(tmp_path / "train.py", *changes)
-    with pytest.raises(InputError, match=r"loss changes the buffer 1\.seen"):
+    with pytest.raises(InputError, match=r"loss: changes the buffer 1\.seen"):
         run_script(path, script_config(tmp_path / "out"))
     write_script(path, *changes, ("import torch\n", "import torch\nbuffers = 'local'\n"))
     config = script_config(tmp_path / "out")
@@ -204,7 +204,7 @@ def test_a_script_that_hangs_ends_the_process_in_one_line(tmp_path: Path) -> Non
     command += ["--set", "exchange.join_deadline=2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 3, done.stderr
-    assert f"{path}:17: has not returned for 2 s" in done.stderr
+    assert f"{path}:17: loss: has not returned for 2 s" in done.stderr
     assert "Traceback" not in done.stderr
 
 
