@@ -1,4 +1,4 @@
-"""A worker or rank whose data takes long to read: awaited while it makes progress, else named."""
+"""A process whose data takes long to read: awaited while it makes progress, else named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_worker_that_reads_beyond_the_join_deadline_joins(
     cluster.certified = certified
     coordinator = start_coordinator(cluster, large, DEADLINE)
     with HeldCache(cluster.folder / "remote", grows=True) as cache:
-        worker = start_worker(cluster, cache)
+        worker = start_worker(cluster, cache.folder)
         listening = time.monotonic()
         wait_for(lambda: time.monotonic() - listening > 1.5 * DEADLINE, "the deadline", cluster)
         assert not cluster.events("joined")
@@ -58,7 +58,7 @@ def test_a_worker_whose_reading_hangs_is_named_and_ends_with_the_run(
 ) -> None:
     coordinator = start_coordinator(cluster, large, DEADLINE / 2)
     with HeldCache(cluster.folder / "remote", grows=False) as cache:
-        worker = start_worker(cluster, cache)
+        worker = start_worker(cluster, cache.folder)
         assert coordinator.wait() == 3, coordinator.text
         assert worker.wait() == 3, worker.text
     waits = f"waiting for another process that fills {cache.folder}: 0.0 MiB"
@@ -68,6 +68,70 @@ def test_a_worker_whose_reading_hangs_is_named_and_ends_with_the_run(
     for process in (coordinator, worker):
         assert stuck in process.text, process.text
         assert "Traceback" not in process.text
+
+
+@pytest.mark.parametrize("certified", [False, True], ids=["plaintext", "tls"])
+def test_a_coordinator_that_reads_beyond_the_join_deadline_is_awaited(
+    cluster: Cluster, large: Path, monkeypatch: pytest.MonkeyPatch, certified: bool
+) -> None:
+    cluster.certified = certified
+    with HeldCache(cluster.folder / "remote", grows=True) as cache:
+        coordinator = start_slow_coordinator(cluster, large, cache, DEADLINE, monkeypatch)
+        worker = start_worker(cluster, large.parent / "cache")
+        worker.says(f"waiting for the coordinator on {os.uname().nodename}: waiting for another")
+        answered = time.monotonic()
+        wait_for(lambda: time.monotonic() - answered > 1.5 * DEADLINE, "the deadline", cluster)
+        assert worker.running, worker.text
+        cache.fill(large.parent / "cache")
+    assert coordinator.wait() == 0, coordinator.text
+    assert worker.wait() == 0, worker.text
+    assert cluster.step == 2
+    assert len(cluster.events("joined")) == 1
+    assert not cluster.events("refused")
+
+
+def test_a_coordinator_whose_reading_hangs_is_named_and_given_up(
+    cluster: Cluster, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HeldCache(cluster.folder / "remote", grows=False) as cache:
+        coordinator = start_slow_coordinator(cluster, large, cache, DEADLINE / 2, monkeypatch)
+        worker = start_worker(cluster, large.parent / "cache")
+        assert worker.wait() == 3, worker.text
+        assert coordinator.running, coordinator.text
+    assert (
+        f"trainer: {cluster.address}: not let in for 5 s (the coordinator on"
+        f" {os.uname().nodename} got no further than waiting for another process that fills"
+        f" {cache.folder}: 0.0 MiB: look at its log, and at the disk, pipe or network folder"
+    ) in worker.text
+    assert "Traceback" not in worker.text + coordinator.text
+
+
+def test_a_coordinator_that_is_killed_as_it_reads_is_awaited_and_joined_by_its_next_start(
+    cluster: Cluster, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HeldCache(cluster.folder / "remote", grows=True) as cache:
+        killed = start_slow_coordinator(cluster, large, cache, DEADLINE, monkeypatch)
+        worker = start_worker(cluster, large.parent / "cache")
+        worker.says("waiting for the coordinator on")
+        killed.kill()
+    monkeypatch.undo()
+    monkeypatch.setenv("MOTLEY_CACHE", str(large.parent / "cache"))
+    coordinator = cluster.coordinator(expect=1)
+    assert [coordinator.wait(), worker.wait()] == [0, 0], worker.text
+    assert cluster.step == 2
+
+
+def test_a_coordinator_that_is_killed_as_it_reads_is_given_up(
+    cluster: Cluster, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HeldCache(cluster.folder / "remote", grows=True) as cache:
+        coordinator = start_slow_coordinator(cluster, large, cache, DEADLINE / 2, monkeypatch)
+        worker = start_worker(cluster, large.parent / "cache")
+        worker.says("waiting for the coordinator on")
+        coordinator.kill()
+        assert worker.wait() == 3, worker.text
+    assert f"trainer: {cluster.address}: no coordinator for 5 s (" in worker.text
+    assert "Traceback" not in worker.text
 
 
 def test_ranks_wait_for_one_that_reads_beyond_the_join_deadline(
@@ -121,17 +185,34 @@ def start_rank(hands: Hands, number: int, deadline: float) -> Process:
 
 
 def start_coordinator(cluster: Cluster, data: Path, deadline: float) -> Process:
-    cluster.configure(
-        data__train=str(data), exchange__join_deadline=deadline, training__max_steps=2
-    )
+    configure(cluster, data, deadline)
     return cluster.coordinator(expect=1)
 
 
-def start_worker(cluster: Cluster, cache: HeldCache) -> Process:
+def configure(cluster: Cluster, data: Path, deadline: float) -> None:
+    cluster.configure(
+        data__train=str(data), exchange__join_deadline=deadline, training__max_steps=2
+    )
+
+
+def start_slow_coordinator(
+    cluster: Cluster,
+    data: Path,
+    cache: HeldCache,
+    deadline: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Process:
+    """Start one that waits for a cache, and let it wait."""
+    configure(cluster, data, deadline)
+    monkeypatch.setenv("MOTLEY_CACHE", str(cache.folder))
+    return cluster.coordinator(1, listening=False)
+
+
+def start_worker(cluster: Cluster, cache: Path) -> Process:
     """Start one that has a cache of its own, as on another host."""
     return cluster.torch_worker(
         0,
         *("--gpu-backend", "cpu"),
         *(("--tls", str(cluster.bench.tls / "rank-0")) if cluster.certified else ()),
-        MOTLEY_CACHE=str(cache.folder),
+        MOTLEY_CACHE=str(cache),
     )

@@ -13,6 +13,7 @@ from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.wire import FrameEncoder, run_tag
+from trainer.exchange.transport.listener import bind_address
 from trainer.exchange.transport.server import GradientServer
 from trainer.system.errors import TrainerError
 
@@ -55,7 +56,7 @@ def serve(
 ) -> tuple[int, RememberingKeeper]:
     """Serve on loopback until the run ends, with a peer that gets the address."""
     keeper = keeper or RememberingKeeper()
-    server = GradientServer(machine, keeper, ("127.0.0.1", 0), None)
+    server = GradientServer(machine, keeper, bind_address(("127.0.0.1", 0), None))
     threads: list[threading.Thread] = []
 
     def listening() -> None:

@@ -9,6 +9,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ import pytest
 from tests.trainer.exchange.links import end_all, make_link, until
 from trainer.exchange.transport import listener
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.listener import MAX_PENDING, MAX_PENDING_PER_ADDRESS, Listener
+from trainer.exchange.transport.listener import (
+    MAX_PENDING,
+    MAX_PENDING_PER_ADDRESS,
+    Listener,
+    bind_address,
+)
 from trainer.exchange.transport.refusals import INTERVAL, LINES, RefusalReporter
 
 Door = tuple[Listener, list[Link], list[dict[str, Any]]]
@@ -45,9 +51,8 @@ def with_door(
             door.forget_link(link)
             links.remove(link)
 
-        door = Listener(
-            ("127.0.0.1", 0), context, lambda: make_link(links.append, closed=closed), refusals
-        )
+        bound = replace(bind_address(("127.0.0.1", 0), None), context=context)
+        door = Listener(bound, lambda: make_link(links.append, closed=closed), refusals)
         door.start()
         try:
             await use((door, links, events))
@@ -67,7 +72,7 @@ async def knock(
     for _ in range(count):
         client = socket.socket()
         client.bind((source, 0))
-        await asyncio.to_thread(client.connect, ("127.0.0.1", door.port))
+        await asyncio.to_thread(client.connect, ("127.0.0.1", door._bound.port))
         clients.append(client)
     await asyncio.sleep(0.05)
     return clients[before:]

@@ -128,8 +128,4 @@ class PendingConnections:
 
 
 def _describe_reading(reading: Reading) -> str:
-    name = "a worker" if reading.rank is None else f"rank {reading.rank}"
-    return (
-        f"{name} on {reading.host} got no further than {reading.line}: look at its log, and at the"
-        " disk, pipe or network folder that it reads"
-    )
+    return reading.describe_stop("a worker" if reading.rank is None else f"rank {reading.rank}")

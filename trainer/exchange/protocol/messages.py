@@ -205,16 +205,23 @@ class WeightsReport(Message):
 
 
 class Reading(BaseModel):
-    """How far a worker has read the data that it joins with."""
+    """How far a process has read its data."""
 
     model_config = _STRICT
     rank: Rank | None
-    """As in its request to join."""
+    """As in its request to join; None of the coordinator."""
     host: Line
     count: Count
     """Rows and bytes that it has read so far: it makes progress while this grows."""
     line: Annotated[str, Field(max_length=300), AfterValidator(sanitize_text)]
     """The same for people."""
+
+    def describe_stop(self, name: str) -> str:
+        """Return that a process, which did not get further than this, has to be looked at."""
+        return (
+            f"{name} on {self.host} got no further than {self.line}: look at its log, and at the"
+            " disk, pipe or network folder that it reads"
+        )
 
 
 class Heartbeat(Message):
@@ -222,7 +229,7 @@ class Heartbeat(Message):
 
     type = MessageType.HEARTBEAT
     reading: Reading | None = None
-    """Of a worker that has not joined."""
+    """Of a worker that has not joined, or of the coordinator before it serves."""
 
 
 class Leave(Message):

@@ -7,6 +7,7 @@ jittered backoff when the connection is lost.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import random
 import ssl
@@ -31,6 +32,8 @@ from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
 from trainer.system.errors import RefusedError, TrainerError, UnreachableError
 from trainer.system.process.priority import raise_thread_priority
+
+log = logging.getLogger(__name__)
 
 CONNECT = 5.0
 """Seconds that one attempt to connect may take."""
@@ -156,7 +159,8 @@ class WorkerClient:
             refused = False
             try:
                 reason = await self._serve_link()
-                if self._session and self._session.accepted:
+                refused = bool(self._session and self._session.reading)
+                if refused or (self._session and self._session.accepted):
                     backoff = _FIRST_BACKOFF
             except RefusalError as refusal:
                 reason, refused = str(refusal), True
@@ -175,7 +179,7 @@ class WorkerClient:
                 self._session = self._link = None
             if self._over:
                 return
-            if time.monotonic() - self._last_heard > self._patience:
+            if self._is_overdue():
                 missing = "not let in" if refused else "no coordinator"
                 what = f"{missing} for {self._patience:.0f} s ({reason})"
                 self._report_error(UnreachableError(f"{self._address_text}: {what}"))
@@ -215,6 +219,8 @@ class WorkerClient:
                 self._link.poll()
             if self._link and time.monotonic() - self._heard > limit:
                 self._link.abort(f"the coordinator was silent for {limit:g} s")
+            elif self._link and (reading := self._session.reading) and self._is_overdue():
+                self._link.abort(reading.describe_stop("the coordinator"))
             elif accepted and self._link and self._link.is_idle:
                 self._send_frames(self._session, [self._session.make_frame(messages.Heartbeat())])
         return await self._lost
@@ -239,13 +245,19 @@ class WorkerClient:
 
     def _on_frame(self, link: Link, frame: Frame) -> None:
         assert self._session is not None
+        before = self._session.reading
         try:
             events, answers = self._session.receive_frame(frame)
         except RefusalError as refusal:
             reason = f"the coordinator refused this worker: {refusal}"
             self._end_link(RefusalError(reason, refusal.retry))
             return
-        self._last_heard = time.monotonic()
+        reading = self._session.reading
+        if reading and not before:
+            log.info("waiting for the coordinator on %s: %s", reading.host, reading.line)
+        if not reading or (before and reading.count > before.count):
+            # A first report proves nothing: one that hangs may be reached again and again.
+            self._last_heard = time.monotonic()
         if answers:
             link.send(answers)
         for event in events:
@@ -281,6 +293,9 @@ class WorkerClient:
         self._over = True
         if self._link:
             self._link.close(reason)
+
+    def _is_overdue(self) -> bool:
+        return time.monotonic() - self._last_heard > self._patience
 
     def _report_error(self, error: Exception) -> None:
         self._over = True

@@ -13,13 +13,16 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.refusals import RefusalReporter
 from trainer.exchange.transport.sockets import HANDSHAKE, shake_hands
+from trainer.system.errors import InputError
 
 MAX_PENDING = 64
 """Connections that are not members yet, in all."""
@@ -42,57 +45,84 @@ class _PendingPeer:
     beginning: asyncio.Task[None]
 
 
-class Listener:
-    """The listening sockets of one address."""
+@dataclass(frozen=True)
+class BoundAddress:
+    """An address that this process has; until a Listener starts there, connections are refused."""
 
-    def __init__(
-        self,
-        bind: tuple[str, int],
-        context: ssl.SSLContext | None,
-        make_link: Callable[[], Link],
-        refusals: RefusalReporter,
-    ) -> None:
-        """Bind; before `start` every connection is refused.
+    host: str
+    sockets: list[socket.socket]
+    context: ssl.SSLContext | None
+
+    @property
+    def port(self) -> int:
+        """The port in use, also when 0 was asked for."""
+        return self.sockets[0].getsockname()[1]
+
+    def bind_again(self) -> BoundAddress:
+        """Return the address with sockets of their own, for a Listener that ends before another's.
+
+        Linux lets sockets with SO_REUSEADDR share an address while at most one of them listens.
 
         Raises:
-            OSError: the address cannot be bound.
+            InputError: another process listens there.
         """
-        self._context = context
+        places = {(each.family, each.getsockname()[:2]) for each in self.sockets}
+        with _naming_address(self.host, self.port):
+            return BoundAddress(self.host, _bind_sockets(places), self.context)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for each in self.sockets:
+            each.close()
+
+
+def bind_address(bind: tuple[str, int], folder: Path | None) -> BoundAddress:
+    """Bind an address, with the certificate in a folder; None for plaintext on loopback.
+
+    Raises:
+        InputError: it cannot be bound, or is reached by other machines in plaintext.
+    """
+    host, port = bind
+    if folder is None and not tls.is_loopback(host):
+        raise InputError(
+            f"--bind {host}: other machines can reach this address, so TLS is needed; give "
+            "--tls DIR, or let `launch cluster up` start the run"
+        )
+    context = tls.make_context(folder, server=True) if folder else None
+    with _naming_address(host, port):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        places = {(family, place[:2]) for family, _, _, _, place in found}
+        return BoundAddress(host, _bind_sockets(places), context)
+
+
+class Listener:
+    """Accepts connections at an address, whose sockets it closes at its end."""
+
+    def __init__(
+        self, bound: BoundAddress, make_link: Callable[[], Link], refusals: RefusalReporter
+    ) -> None:
+        self._bound = bound
         self._make_link = make_link
         self._refusals = refusals
         self._strangers: dict[Link, _PendingPeer] = {}
         self._members: set[Link] = set()
-        host, port = bind
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        places = {(family, place[:2]) for family, _, _, _, place in found}
-        self._sockets: list[socket.socket] = []
-        try:
-            for family, place in sorted(places):
-                self._sockets.append(_bind_socket(family, place))
-        except OSError:
-            self.close()
-            raise
         self._room = max(_LEAST, _count_free_descriptors() - RESERVED)
-
-    @property
-    def port(self) -> int:
-        """The port in use."""
-        return self._sockets[0].getsockname()[1]
 
     def start(self) -> None:
         """Accept from now on.
 
         Raises:
-            OSError: another process listens at the address.
+            InputError: another process listens at the address.
         """
         loop = asyncio.get_running_loop()
-        for listening in self._sockets:
-            listening.listen(_BACKLOG)
+        for listening in self._bound.sockets:
+            with _naming_address(self._bound.host, self._bound.port):
+                listening.listen(_BACKLOG)
             loop.add_reader(listening, self._accept_connections, listening)
 
     def close(self) -> None:
         """Accept no more, and end what never became a member."""
-        for listening in self._sockets:
+        for listening in self._bound.sockets:
             if listening.fileno() >= 0:
                 asyncio.get_running_loop().remove_reader(listening)
             listening.close()
@@ -171,7 +201,7 @@ class Listener:
         connection.setblocking(False)
         try:
             async with asyncio.timeout(HANDSHAKE):
-                ready = await shake_hands(connection, self._context, server=True)
+                ready = await shake_hands(connection, self._bound.context, server=True)
         except ssl.SSLCertVerificationError as error:
             self._strangers.pop(link, None)
             self._report_refusal(host, f"its certificate is not accepted: {error.verify_message}")
@@ -182,6 +212,28 @@ class Listener:
             self._report_refusal(host, said)
         else:
             link.serve_connection(ready)
+
+
+@contextmanager
+def _naming_address(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
+
+
+def _bind_sockets(
+    places: set[tuple[socket.AddressFamily, tuple[str, int] | tuple[int, bytes]]],
+) -> list[socket.socket]:
+    bound: list[socket.socket] = []
+    try:
+        for family, place in sorted(places):
+            bound.append(_bind_socket(family, place))
+    except OSError:
+        for each in bound:
+            each.close()
+        raise
+    return bound
 
 
 def _bind_socket(family: int, place: tuple[str, int] | tuple[int, bytes]) -> socket.socket:

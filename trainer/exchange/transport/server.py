@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from trainer.exchange.coordinator.membership import Coordinator
@@ -28,11 +27,11 @@ from trainer.exchange.protocol.wire import Frame, run_tag
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.event_loop import call_in_loop
 from trainer.exchange.transport.link import FLUSH, Link
-from trainer.exchange.transport.listener import Listener
+from trainer.exchange.transport.listener import BoundAddress, Listener
 from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.transport.refusals import RefusalReporter
 from trainer.exchange.transport.same_host import SameHostListener, make_socket_name
-from trainer.system.errors import BudgetStopError, InputError, ProtocolError, TrainerError
+from trainer.system.errors import BudgetStopError, ProtocolError, TrainerError
 from trainer.system.malloc import return_freed_arrays
 from trainer.system.process.priority import raise_thread_priority
 from trainer.system.process.stop_signals import handle_stop_signals
@@ -62,23 +61,10 @@ def _ends_the_run_if_it_fails(callback: _Callback[_Words]) -> _Callback[_Words]:
 class GradientServer:
     """Runs one coordinator on one address until its run is over."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        recorder: Recorder,
-        bind: tuple[str, int],
-        folder: Path | None,
-    ) -> None:
-        host, _ = bind
-        if folder is None and not tls.is_loopback(host):
-            raise InputError(
-                f"--bind {host}: other machines can reach this address, so TLS is needed; give "
-                "--tls DIR, or let `launch cluster up` start the run"
-            )
+    def __init__(self, coordinator: Coordinator, recorder: Recorder, bound: BoundAddress) -> None:
         self._coordinator = coordinator
         self._recorder = recorder
-        self._bind = bind
-        self._context = tls.make_context(folder, server=True) if folder else None
+        self._bound = bound
         self._run = run_tag(coordinator.membership.job.run_id)
         blocks = len(coordinator.training.policy.wire_layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
@@ -93,7 +79,7 @@ class GradientServer:
         """Serve until the run is over and return its exit code.
 
         Raises:
-            InputError: the address cannot be bound.
+            InputError: another process listens at the address.
         """
         return_freed_arrays()
         with raise_thread_priority():
@@ -101,22 +87,19 @@ class GradientServer:
 
     @property
     def port(self) -> int:
-        """The port in use, also when 0 was asked for; valid while serving."""
-        return self._bind[1]
+        """The port in use, also when 0 was asked for."""
+        return self._bound.port
 
     async def _serve_run(self, on_listening: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
         self._finished = loop.create_future()
-        host, port = self._bind
+        address = f"{self._bound.host}:{self.port}"
         with ExitStack() as doors:
-            try:
-                self._open_listeners(doors)
-            except OSError as error:
-                raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
+            self._open_listeners(doors)
             handle_stop_signals(
                 lambda number: call_in_loop(loop, self._stop_run, f"stopped by {number.name}")
             )
-            self._recorder.emit({"event": "listening", "address": f"{host}:{self.port}"})
+            self._recorder.emit({"event": "listening", "address": address})
             on_listening()
             ticker = asyncio.create_task(self._run_ticker())
             try:
@@ -128,10 +111,9 @@ class GradientServer:
 
     def _open_listeners(self, doors: ExitStack) -> None:
         """Listen, on TCP last: a worker of this host keeps the first transport that accepts it."""
-        listener = Listener(self._bind, self._context, self._make_link, self._refusals)
+        listener = Listener(self._bound, self._make_link, self._refusals)
         doors.callback(listener.close)
         self._listener = listener
-        self._bind = (self._bind[0], listener.port)
         if same_host := self._listen_on_this_host():
             doors.callback(same_host.close)
         listener.start()

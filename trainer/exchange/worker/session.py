@@ -81,6 +81,8 @@ class Session:
         self.shared = shared
         self._wire = layout.with_second_moments if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
+        self.reading: messages.Reading | None = None
+        """How far the coordinator has read that does not serve yet."""
         self._layout = layout
         self.codec = make_sender_codec(codec, self._wire)
         """The codec of this membership, with its residual."""
@@ -193,6 +195,9 @@ class Session:
                 self._state = StateAssembly(
                     self._layout.size, accepted.step, accepted.moments, self.shared
                 )
+                return []
+            case messages.Heartbeat(reading=messages.Reading() as reading):
+                self.reading = reading
                 return []
             case Shutdown() as end:
                 return [end]  # it came when the run was over already

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -141,6 +141,8 @@ def run_coordinator(
     notify: Sequence[str] = (),
 ) -> int:
     """Serve a run, with one local worker for each GPU named; for the last two see `run_local`."""
+    from trainer.exchange.transport.listener import bind_address
+    from trainer.exchange.transport.reading_listener import ReadingListener
     from trainer.exchange.transport.server import GradientServer
 
     address = tls.parse_address(bind, "--bind")
@@ -149,12 +151,16 @@ def run_coordinator(
         tls.require_run(folder, run_id)
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
-    with guard_run(config, run_id, notify) as guards:
-        inputs = _read_inputs(config, run_id, notes, guards, place.script)
-        coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
+    with (
+        guard_run(config, run_id, notify) as guards,
+        closing(bind_address(address, folder)) as bound,
+    ):
+        with ReadingListener(bound, run_id):
+            inputs = _read_inputs(config, run_id, notes, guards, place.script)
+            coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
         config = inputs.config
         del inputs  # a coordinator counts samples and keeps none
-        server = GradientServer(coordinator, recorder, address, folder)
+        server = GradientServer(coordinator, recorder, bound)
         with tempfile.TemporaryFile() as run_file:  # unnamed: a kill leaves nothing
             run_file.write(config.to_yaml().encode())
             run_file.flush()
@@ -227,13 +233,11 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     if folder is not None:
         tls.require_run(folder, run_id)
     opens = _prepare_opener(place)  # before a thread is started: a group forks
-    began = time.monotonic()
     with ReadingReporter(address, run_id, place.rank, folder):
         if place.script:
             inputs = read_script_inputs(config, run_id, place.script, computes=True)
         else:
             inputs = read_inputs(config, run_id)
-    reading = time.monotonic() - began
     choice = opens(inputs)
 
     def connect() -> WorkerClient:
@@ -243,8 +247,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
             inputs.layout,
             codec=config.exchange.codec,
             folder=folder,
-            # The coordinator reads the same data, and listens afterwards.
-            patience=config.exchange.join_deadline + reading,
+            patience=config.exchange.join_deadline,
             rounds=config.exchange.has_rounds,
         )
 
