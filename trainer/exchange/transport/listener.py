@@ -13,7 +13,7 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,7 +215,7 @@ class Listener:
 
 
 @contextmanager
-def _naming_address(host: str, port: int) -> Iterator[None]:
+def _naming_address(host: str, port: int) -> Generator[None]:
     try:
         yield
     except OSError as error:

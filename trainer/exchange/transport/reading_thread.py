@@ -16,6 +16,8 @@ from typing import Self
 
 from trainer.exchange.protocol.messages import Heartbeat, Reading
 from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.transport.event_loop import call_in_loop
+from trainer.system.errors import TrainerError
 from trainer.system.storage.progress import latest_progress
 
 log = logging.getLogger(__name__)
@@ -53,8 +55,7 @@ class ReadingThread(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(RuntimeError):  # the thread has failed, and closed its loop
-            self._loop.call_soon_threadsafe(self._over.set)
+        call_in_loop(self._loop, self._over.set)
         self._thread.join(self._longest_end)
 
     @abstractmethod
@@ -64,8 +65,9 @@ class ReadingThread(ABC):
     def _run_loop(self) -> None:
         try:
             self._loop.run_until_complete(self._report_until_read())
-        except Exception:  # the others wait without it, if they wait long enough
-            log.warning("no longer reports what it reads", exc_info=True)
+        except Exception as error:  # the others wait without it, if they wait long enough
+            defect = not isinstance(error, TrainerError)
+            log.warning("no longer reports what it reads: %s", error, exc_info=defect)
         finally:
             self._loop.close()
 
