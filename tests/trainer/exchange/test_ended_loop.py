@@ -15,6 +15,7 @@ from tests.trainer.exchange.serving import RememberingKeeper, coordinator_of
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.client import WorkerClient
+from trainer.exchange.transport.listener import bind_address
 from trainer.exchange.transport.reading_reporter import ReadingReporter
 from trainer.exchange.transport.server import GradientServer
 from trainer.exchange.worker.session import Event, Session
@@ -34,7 +35,9 @@ def handlers() -> Iterator[None]:
 
 
 def make_server(problem: ExactProblem) -> GradientServer:
-    return GradientServer(coordinator_of(problem), RememberingKeeper(), ("127.0.0.1", 0), None)
+    return GradientServer(
+        coordinator_of(problem), RememberingKeeper(), bind_address(("127.0.0.1", 0), None)
+    )
 
 
 def serve_with(server: GradientServer, peer: Callable[[], None]) -> int:
