@@ -203,6 +203,9 @@ class _RandomWeights:
             return torch.ones(shape, device=self._device)
         return (torch.randn(shape, generator=self._draw) * 0.02).to(self._device)
 
+    def embedding(self, name: str) -> nn.Module:
+        return nn.Embedding.from_pretrained(self.tensor(name), freeze=False)
+
     def linear(self, name: str, *, biased: bool) -> nn.Module:
         assert not biased, "the lab's model has no biases"
         return Linear(self.tensor(f"{name}.weight"))

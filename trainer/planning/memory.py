@@ -114,6 +114,9 @@ def stage_holdings(
         still = (both - adapter_parameters(shape, training, tensor)) * share
     if training.resident is not None:
         linears *= training.resident / shape.layers
+        has_head = shape.tied and training.classes is None
+        if not has_head and "embed_tokens" not in training.whole:
+            rest -= shape.table_parameters  # its rows are read, too
     return Held(linears * share / tensor, rest, new, still, tables)
 
 

@@ -40,6 +40,10 @@ class WeightSource(Protocol):
         """Return a tensor."""
         ...
 
+    def embedding(self, name: str) -> nn.Module:
+        """Return what looks up rows of a tensor; a tied head needs its `weight`."""
+        ...
+
     def linear(self, name: str, *, biased: bool) -> nn.Module:
         """Return the product with `name.weight`, quantised or not, plus `name.bias`."""
         ...
@@ -109,8 +113,7 @@ class Backbone(nn.Module):
         self.recompute = False
         self.embed_tokens = self.norm = None
         if layers.start == 0:
-            # No padding index: if texts contain a model's padding token, it is trained too.
-            self.embed_tokens = nn.Embedding.from_pretrained(stored.tensor(_TABLE), freeze=False)
+            self.embed_tokens = stored.embedding(_TABLE)
         self.layers = nn.ModuleList()
         for number in layers:
             layer = Layer(architecture, eps, number, stored)

@@ -20,7 +20,7 @@ from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype
 from trainer.replica.torch.residence import streamed_layers
-from trainer.replica.torch.streaming import LayerStream
+from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
 from trainer.system.process.imports import speed_up_imports
 
 
@@ -65,7 +65,16 @@ def load_model(
 
     with report_load_errors(model_dir, device, nf4=nf4 is not None):
         streamed = streamed_layers(architecture.num_layers, resident)
-        stored = StoredWeights(model_dir, dtype, device, nf4, mapped=cut is None, streamed=streamed)
+        has_head = architecture.tied and config.num_classes is None
+        stored = StoredWeights(
+            model_dir,
+            dtype,
+            device,
+            nf4,
+            mapped=cut is None,
+            streamed=streamed,
+            reads_rows=not has_head and "embed_tokens" not in config.lora.modules_to_save,
+        )
         where = str(model_dir / "config.json")
         model = Decoder(architecture, tree, where, stored, config.num_classes, layers, freeze_layer)
     headers = read_headers(model_dir)
@@ -106,7 +115,9 @@ class StoredWeights:
     Args:
         nf4: the dtype of products whose weights are quantised to NF4; None quantises nothing.
         mapped: from the file on the CPU if their dtype fits, so that processes share them.
-        streamed: the layers whose linears are read at each use.
+        streamed: the layers whose linears are read at each use. If there are any, nothing is
+            mapped: a file that is cut must not fault.
+        reads_rows: of the embedding, too, no more is in memory than the rows of a pass.
     """
 
     def __init__(
@@ -118,17 +129,26 @@ class StoredWeights:
         *,
         mapped: bool = True,
         streamed: frozenset[int] = frozenset(),
+        reads_rows: bool = False,
     ) -> None:
         assert not streamed or nf4 is None, "streamed linears are not quantised"
         self._stream, self._streamed = LayerStream(dtype), streamed
         self._headers = read_headers(model_dir)
-        self._dtype, self._device, self._nf4, self._mapped = dtype, device, nf4, mapped
+        self._dtype, self._device, self._nf4 = dtype, device, nf4
+        self._mapped, self._reads_rows = mapped and not streamed, reads_rows and bool(streamed)
         self._files: dict[Path, Any] = {}
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor; the layout has checked its presence and shape."""
-        # The few of a streamed layer are in memory: a file that is cut must not fault there.
-        return self._read_tensor(name, mapped=self._mapped and self._streamed_layer(name) is None)
+        return self._read_tensor(name, mapped=self._mapped)
+
+    def embedding(self, name: str) -> nn.Module:
+        """Return what looks up rows of a tensor."""
+        if self._reads_rows:
+            stored = self._stored_name(name)
+            return StreamedEmbedding(self._headers[stored], stored, self._dtype)
+        # No padding index: if texts contain a model's padding token, it is trained too.
+        return nn.Embedding.from_pretrained(self.tensor(name), freeze=False)
 
     def linear(self, name: str, *, biased: bool) -> nn.Module:
         """Return the product with `name.weight`."""

@@ -139,7 +139,7 @@ class TorchReplica:
         )
         check_fits(self._plan, free, device)
         most = self._plan.fixed + most_tokens(config) * self._plan.per_token
-        spare_memory(self._device, most, free)
+        spare_memory(self._device, most, free, streams=self._plan.resident is not None)
         model = load_model(model_dir, config, self._device, resident=self._plan.resident)
         freeze_a(model, model_dir, config)
         if recompute:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.replica.weights.frozen_weights import FrozenWeights
 from trainer.replica.weights.layer_feed import LayerFeed
+from trainer.replica.weights.stored_table import StoredTable
 
 _DTYPES = {
     "F64": torch.float64,
@@ -105,6 +106,24 @@ class StreamedLinear(nn.Module):
     def fetch_weight(self, *, trains: bool) -> Tensor:
         """Return the weight, which nothing may refer to after the product."""
         return self._stream.weight(self._layer, self._name, trains=trains)
+
+
+class StreamedEmbedding(nn.Module):
+    """The rows of a frozen table, read for the tokens of a pass.
+
+    Args:
+        dtype: of what it returns; the file may have another one.
+    """
+
+    def __init__(self, header: TensorHeader, name: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._table, self._stored, self._dtype = StoredTable(header, name), header.dtype, dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return `[..., D]` of token ids."""
+        numbers, places = torch.unique(ids, return_inverse=True)
+        rows = torch.from_numpy(self._table.read_rows(numbers.numpy()))
+        return rows.view(_DTYPES[self._stored]).to(self._dtype)[places]
 
 
 class _Product(torch.autograd.Function):

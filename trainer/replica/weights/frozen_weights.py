@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.model.safetensors_headers import TensorHeader
-from trainer.system.errors import InputError, plain_reason
-from trainer.system.regular_file import open_file
+from trainer.replica.weights.stored_file import StoredFile
 
 _ALIGNMENT = 64
 """Bytes at whose multiples a read begins in memory: a cache line."""
-_Stamp = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -50,14 +45,12 @@ class FrozenWeights:
         self.span_bytes = max(reads[-1].offset + _size(reads[-1]) for reads in self._reads.values())
         """Bytes of the largest layer's span."""
         paths = {read.file for reads in self._reads.values() for read in reads}
-        opened = ExitStack()
-        self.close = weakref.finalize(self, opened.close)
-        """Closes the files, which nothing reads any more."""
-        try:
-            self._files = {path: opened.enter_context(open_file(path)) for path in paths}
-        except OSError as error:
-            raise InputError(f"{error.filename}: cannot be read: {plain_reason(error)}") from None
-        self._stamps = {path: _stamp(os.fstat(file.fileno())) for path, file in self._files.items()}
+        self._files = {path: StoredFile(path) for path in paths}
+
+    def close(self) -> None:
+        """Close the files, which nothing reads any more."""
+        for file in self._files.values():
+            file.close()
 
     def span(self, layer: int, name: str) -> tuple[int, int]:
         """Return where a tensor begins and ends in its layer's span, in bytes."""
@@ -71,26 +64,10 @@ class FrozenWeights:
                 disk fails.
         """
         for read in self._reads[layer]:
-            try:
-                self._fill(read, memory[read.offset : read.offset + _size(read)])
-                intact = _stamp(read.file.stat()) == self._stamps[read.file]
-            except (OSError, EOFError) as error:
-                reason = plain_reason(error)
-                raise InputError(f"{read.file}: layer {layer} cannot be read: {reason}") from None
-            if not intact:
-                raise InputError(
-                    f"{read.file}: changed or replaced while layer {layer} was read; start the"
-                    " worker again"
-                )
+            file, part = self._files[read.file], f"layer {layer}"
+            file.fill(memory[read.offset : read.offset + _size(read)], read.begin, part)
+            file.check_unchanged(part)
         return sum(map(_size, self._reads[layer]))
-
-    def _fill(self, read: _Read, memory: memoryview) -> None:
-        descriptor, done = self._files[read.file].fileno(), 0
-        while done < len(memory):
-            count = os.preadv(descriptor, [memory[done:]], read.begin + done)
-            if count == 0:
-                raise EOFError("the file is truncated, download or copy it again")
-            done += count
 
 
 def _arrange(
@@ -119,7 +96,3 @@ def _arrange(
 
 def _size(read: _Read) -> int:
     return read.end - read.begin
-
-
-def _stamp(status: os.stat_result) -> _Stamp:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

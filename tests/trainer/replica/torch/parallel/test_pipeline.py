@@ -257,6 +257,9 @@ class Recorded:
         self.names.append(name)
         return torch.zeros(2, 2) if "norm" not in name else torch.zeros(2)
 
+    def embedding(self, name: str) -> nn.Module:
+        return nn.Embedding.from_pretrained(self.tensor(name))
+
     def linear(self, name: str, *, biased: bool) -> nn.Module:
         self.names += [f"{name}.weight", *([f"{name}.bias"] if biased else [])]
         return Linear(torch.zeros(2, 2))

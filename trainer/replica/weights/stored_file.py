@@ -1,0 +1,71 @@
+"""A file whose parts are read while a model computes."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+
+from trainer.system.errors import InputError, plain_reason
+from trainer.system.regular_file import open_file
+
+
+class StoredFile:
+    """An open file, read by offset, so that what happens to it is an error and never a fault.
+
+    Raises:
+        InputError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            file = open_file(path)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
+        self.close = weakref.finalize(self, file.close)
+        """Closes the file, which nothing reads any more."""
+        self._descriptor = file.fileno()
+        self._stamp = _stamp(os.fstat(self._descriptor))
+
+    def fill(self, memory: memoryview, begin: int, part: str) -> None:
+        """Read as many bytes as `memory` has.
+
+        Args:
+            begin: where they lie in the file.
+            part: names them in errors.
+
+        Raises:
+            InputError: the file is truncated, or its disk fails.
+        """
+        done = 0
+        try:
+            while done < len(memory):
+                count = os.preadv(self._descriptor, [memory[done:]], begin + done)
+                if count == 0:
+                    raise EOFError("the file is truncated, download or copy it again")
+                done += count
+        except (OSError, EOFError) as error:
+            raise self._refuse(part, error) from None
+
+    def check_unchanged(self, part: str) -> None:
+        """Check that what was read is of the file that was opened.
+
+        Raises:
+            InputError: it was changed or replaced since.
+        """
+        try:
+            intact = _stamp(self._path.stat()) == self._stamp
+        except OSError as error:
+            raise self._refuse(part, error) from None
+        if not intact:
+            raise InputError(
+                f"{self._path}: changed or replaced while {part} was read; start the worker again"
+            )
+
+    def _refuse(self, part: str, error: OSError | EOFError) -> InputError:
+        return InputError(f"{self._path}: {part} cannot be read: {plain_reason(error)}")
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
