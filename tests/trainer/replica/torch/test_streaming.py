@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch import residence
 from trainer.replica.torch.residence import streamed_layers
-from trainer.replica.torch.streaming import LayerStream, StreamedLinear
+from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding, StreamedLinear
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,17 +59,6 @@ def feed_of(replica: TorchReplica) -> Any:
     (stream,) = found
     assert isinstance(stream, LayerStream)
     return stream.feed
-
-
-class Alone(torch.nn.Module):
-    """A layer of a decoder as a function of hidden states."""
-
-    def __init__(self, layer: torch.nn.Module, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
-        super().__init__()
-        self.layer, self.rotation = layer, rotation
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.layer(hidden, self.rotation, None)
 
 
 def train(replica: TorchReplica, weights: np.ndarray, batch: Any) -> list[Any]:
@@ -135,24 +126,46 @@ def test_backward_keeps_no_streamed_weight(tiny: Tiny) -> None:
     assert kept["all"] - kept[0] > LAYERS * linears._weights.span_bytes / 2
 
 
-def test_a_file_that_is_cut_ends_the_step_with_one_line(tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_file_that_is_cut_ends_the_step_with_one_line(
+    tiny: Tiny, tmp_path: Path, tied: bool
+) -> None:
+    """Nothing of a streamed model is mapped: no page of a table is gone with the file."""
     folder = tmp_path / "model"
-    folder.mkdir()
-    for file in tiny.model(num_hidden_layers=LAYERS).iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    replica, _ = tiny.start(folder, task="causal-lm", model__resident=0)
-    gradient(replica, tiny.batch(2, "causal-lm"))
+    made = tiny.model(num_hidden_layers=LAYERS, tie_word_embeddings=tied)
+    shutil.copytree(made, folder)
+    replica, _ = tiny.start(folder, task="causal-lm", model__resident=1)
+    batch = tiny.batch(2, "causal-lm")
+    gradient(replica, batch)
     path = folder / "model.safetensors"
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size // 4)
-    hidden = torch.zeros(1, 3, 64)
-    rotation = torch.ones(1, 3, 16), torch.zeros(1, 3, 16)
-    model: Any = replica._model
-    # Not the whole model: the table of tokens is mapped, and its pages are gone.
-    through = torch.nn.Sequential(*(Alone(layer, rotation) for layer in model.model.layers))
-    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: layer \d .*trunc") as caught:
-        through(hidden)
+    os.truncate(path, 4096)
+    part = r"layer \d" if tied else r"model\.embed_tokens\.weight"
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: {part} .*trunc") as caught:
+        gradient(replica, batch)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tied", "settings", "reads_rows"),
+    [
+        (True, {"task": "causal-lm"}, False),
+        (False, {"task": "causal-lm"}, True),
+        (True, {}, True),
+        (False, {"task": "causal-lm", "lora__modules_to_save": ["embed_tokens"]}, False),
+    ],
+)
+def test_rows_of_tables_are_read_unless_all_of_them_are_needed(
+    tiny: Tiny, tied: bool, settings: dict[str, Any], reads_rows: bool
+) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS, tie_word_embeddings=tied)
+    batch = tiny.batch(5, settings.get("task", "classify"))
+    whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
+    replica, weights = tiny.start(folder, **settings, model__resident=0)
+    assert train(replica, weights, batch) == whole
+    model: Any = replica._model
+    assert isinstance(model.model.embed_tokens, StreamedEmbedding) == reads_rows
+    kept = [each for each in model.parameters() if not each.requires_grad]
+    assert replica._plan.frozen == sum(each.nbytes for each in kept)
 
 
 def test_memory_decides_how_many_layers_stay(

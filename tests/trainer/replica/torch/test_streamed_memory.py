@@ -1,0 +1,87 @@
+"""A model of 1.6 GB that trains in 0.7 GB, which the kernel enforces."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rig.random_model import write_model
+from trainer.init_model import ModelSizes, init_model
+
+pytestmark = pytest.mark.long
+
+LIMIT = 700_000_000
+SIZES = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "intermediate_size": 4096,
+}
+WORDS = "the quick brown fox jumps over the lazy dog and runs away from it " * 20
+JOIN = """
+import os, sys
+with open(sys.argv[1], "w") as processes:
+    processes.write(str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command in a control group."""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """Return the process list of a control group of `LIMIT` bytes, of the one version or other."""
+    root = Path("/sys/fs/cgroup")
+    version_1 = (root / "memory").is_dir()
+    folder = root / ("memory" if version_1 else "") / f"motley-test-{os.getpid()}"
+    limit = folder / ("memory.limit_in_bytes" if version_1 else "memory.max")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("needs root for a control group")
+    try:
+        if not limit.exists():
+            pytest.skip("needs root for a control group")
+        limit.write_text(str(LIMIT))
+        yield folder / "cgroup.procs"
+    finally:
+        folder.rmdir()
+
+
+def test_a_model_larger_than_the_memory_of_its_process_trains(group: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"text": f"{n} {WORDS}"}) + "\n" for n in range(4)))
+    model = init_model(data, tmp_path / "model", ModelSizes())
+    tree = json.loads((model / "config.json").read_text()) | SIZES
+    weights = write_model(model, tree, "F32") / "model.safetensors"
+    assert weights.stat().st_size > 2 * LIMIT
+    settings = {
+        "data.validation_fraction": 0.0,
+        "data.max_seq_len": 256,
+        "model.quantization": "none",
+        "model.dtype": "float32",
+        "lora.lora_rank": 4,
+        "training.batch_size": 2,
+    }
+    command = [sys.executable, "-m", "trainer.cli", "finetune", str(model), "--data", str(data)]
+    command += ["--method", "lora", "--gpu-backend", "cpu", "--max-steps", "1"]
+    command += ["--output", str(tmp_path / "run")]
+    command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    log = tmp_path / "log"
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-c", JOIN, str(group), *command], stdout=written, stderr=written
+        )
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, log.read_text()
+    assert " of 24 layers stay in memory" in log.read_text()
+    print(log.read_text(), used.ru_maxrss)
+    assert 1024 * used.ru_maxrss <= 0.45 * weights.stat().st_size
