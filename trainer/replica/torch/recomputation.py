@@ -33,6 +33,11 @@ def needs_recomputation(
     return choice.on
 
 
+def import_checkpoint() -> None:
+    """Import what torch's checkpoint needs at its first use: 70 MB that no plan knows of."""
+    import torch._dynamo  # noqa: F401
+
+
 def recomputes_together(config: RunConfig, model_dir: Path, device: torch.device) -> bool:
     """Return the same for all processes of the default group, which share a model.
 

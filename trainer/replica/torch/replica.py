@@ -50,7 +50,7 @@ from trainer.replica.torch.model import (
 from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, make_autocast
 from trainer.replica.torch.preference import pair_losses, replace_values
 from trainer.replica.torch.processors import Processors, SpeedWatch
-from trainer.replica.torch.recomputation import needs_recomputation
+from trainer.replica.torch.recomputation import import_checkpoint, needs_recomputation
 from trainer.replica.torch.residence import plan_residents
 from trainer.system.errors import DoesNotFitError, is_out_of_memory
 
@@ -134,6 +134,9 @@ class TorchReplica:
             return whole.fixed + tokens * whole.per_token
 
         recompute = needs_recomputation(config, self._device, count_kept_bytes, free)
+        if recompute and not cuda:
+            import_checkpoint()
+            free = available_bytes(self._device)
         self._plan = plan_residents(
             model_dir, config, device, lambda some: plan(recompute=recompute, resident=some), free
         )

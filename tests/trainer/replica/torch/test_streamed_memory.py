@@ -61,7 +61,10 @@ def test_a_model_larger_than_the_memory_of_its_process_trains(group: Path, tmp_p
     model = init_model(data, tmp_path / "model", ModelSizes())
     tree = json.loads((model / "config.json").read_text()) | SIZES
     weights = write_model(model, tree, "F32") / "model.safetensors"
-    assert weights.stat().st_size > 2 * LIMIT
+    assert LIMIT < 0.45 * weights.stat().st_size
+    with weights.open("rb") as file:  # its pages count where they are read
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     settings = {
         "data.validation_fraction": 0.0,
         "data.max_seq_len": 256,
@@ -76,12 +79,11 @@ def test_a_model_larger_than_the_memory_of_its_process_trains(group: Path, tmp_p
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     log = tmp_path / "log"
     with log.open("wb") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-c", JOIN, str(group), *command], stdout=written, stderr=written
+        process = subprocess.run(
+            [sys.executable, "-c", JOIN, str(group), *command],
+            stdout=written,
+            stderr=written,
+            check=False,
         )
-        _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, log.read_text()
     assert " of 24 layers stay in memory" in log.read_text()
-    print(log.read_text(), used.ru_maxrss)
-    assert 1024 * used.ru_maxrss <= 0.45 * weights.stat().st_size
