@@ -193,7 +193,7 @@ def test_a_plan_above_the_memory_is_refused(
     cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),) * 3)
     plan = place_run([cpu], config, None, SETTING)
     assert check_memory(plan, config, ["localhost"]).status == "ok"
-    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 4 << 30)
+    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 2 << 30)
     finding = check_memory(plan, config, ["localhost"])
     assert finding.status == "fail"
     assert "3 CPU workers and the coordinator need" in finding.detail
