@@ -235,7 +235,9 @@ def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
 def test_each_host_answers_for_its_own_share_of_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config("quickstart", {"model.path": str(make_model(tmp_path))})
+    config = load_config(
+        "quickstart", {"model.path": str(make_model(tmp_path)), "model.resident": "all"}
+    )
     cpu = (Device("cpu", "cpu"),)
     head = Host(name="head", coordinator=True, bind_address="10.0.0.1", devices=cpu)
     plan = place_run([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)
