@@ -18,11 +18,12 @@ export function el(tag, props = {}, ...children) {
 const LONGEST = 400;
 export const bounded = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)} …` : text);
 
-/** Return a text whose paths may be broken after a slash. */
-export const breakable = (text) => bounded(String(text)).split(/(?<=\/)/).map((part, at) => [at ? el("wbr") : null, part]);
+/** Return a text whose paths may be broken after a slash, and no name or option at its hyphens. */
+export const breakable = (text) => bounded(String(text)).split(/(?<=\/)|(?<=\s)|(?=\s)/).map((part, at, all) => [
+  at && all[at - 1].endsWith("/") ? el("wbr") : null, part.includes("-") ? el("span", { className: "whole" }, part) : part]);
 
 /** Return lines as they stand; each is bounded by itself. */
-export const code = (lines) => el("pre", { tabIndex: 0 }, lines.map((line) => [line, "\n"]));
+export const code = (lines) => el("pre", { tabIndex: 0 }, lines.flatMap((line) => [breakable(line), "\n"]));
 
 /** Replace what is in a place, unless it would look the same; what is open or has the focus stays so. */
 export function put(place, ...children) {

@@ -84,6 +84,15 @@ export class RunPage {
       ], { stacked: true, least: 0, axis: ms, summary: between(ms) }),
       this.charts.add("Learning rate", [{ name: "rate", colour: "violet", value: (step) => step.learning_rate, text: rate }], { axis: (v) => (v ? v.toExponential(1).replace("e-", "e−") : "0"), summary: between(rate) }),
     ];
+    const score = (key) => (step) => this.scores.get(step.step)?.[key] ?? null;
+    const reward = (name, colour, key) => ({ name, colour, value: score(key), text: (_, step) => fixed(this.#scoreAt(step.step)?.[key], 3), points: true, late: true });
+    this.rewards = this.charts.add("Rewards", [
+      reward("better", "green", "reward_chosen"), reward("worse", "red", "reward_rejected"), reward("margin", "violet", "reward_margin"),
+    ], { summary: between((v) => fixed(v, 3)) });
+    this.ordered = this.charts.add("Pairs in order", [
+      { name: "accuracy", colour: "blue", value: score("reward_accuracy"), text: (_, step) => percent(this.#scoreAt(step.step)?.reward_accuracy), points: true, late: true },
+    ], { least: 0, axis: (v) => `${Math.round(100 * v)} %` });
+    curves.push(this.rewards, this.ordered);
     this.slider = el("input", { type: "range", id: "step", min: 0, step: 1, oninput: () => this.#choose(Number(this.slider.value)) });
     this.latest = el("button", { type: "button", onclick: () => { this.#chosen = null; this.#draw(); } }, "Latest");
     this.at = el("output", { htmlFor: "step" });
@@ -126,6 +135,7 @@ export class RunPage {
   #draw() {
     const { steps, validations, events, ranks } = this.#records;
     this.scores = new Map(validations.map((score) => [score.step, score]));
+    this.rewards.hidden = this.ordered.hidden = !validations.some((score) => score.reward_margin != null); // of pairs alone
     if (this.lanes) this.charts.setSeries("Share of each worker", ranks.map((rank) => ({
       name: `worker ${rank}`, colour: colourName(rank), text: percent,
       value: (step) => (step.shares[rank] ?? 0) / (step.all || 1),
