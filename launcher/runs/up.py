@@ -220,7 +220,8 @@ def _who_is_where(plan: LaunchPlan) -> str:
     if plan.leader.role == "worker":
         return f"a ring of {len(plan.workers)} workers, rank 0 on {plan.leader.address}"
     if plan.workers:
-        return f"coordinator on {plan.leader.address}, {len(plan.workers)} workers"
+        noun = "worker" if len(plan.workers) == 1 else "workers"
+        return f"coordinator on {plan.leader.address}, {len(plan.workers)} {noun}"
     return ", ".join(f"{process.name} on {process.host}" for process in plan.processes)
 
 

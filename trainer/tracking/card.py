@@ -184,7 +184,8 @@ def _asks(config: RunConfig) -> str:
     """Return the option of `generate` that asks as the run's data does."""
     try:
         pairs, data = config.task == "dpo", config.data
-        samples = iter_samples(Path(data.train), None, KeyCounts(), data.columns, pairs=pairs)
+        keys = KeyCounts(pairs=pairs)
+        samples = iter_samples(Path(data.train), None, keys, data.columns, pairs=pairs)
         talks = any(bool(sample.messages) for _, sample in islice(samples, 1))
     except TrainerError:  # a teacher's logits, or moved data
         talks = False

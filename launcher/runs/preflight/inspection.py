@@ -352,7 +352,7 @@ CHECKS = (
         "hosts that take part",
         "it is missing, in no known format, of another task than the run's, or differs from the "
         "coordinator's; with `distillation`: incomplete logits",
-        "`launch sync inputs`, `--data FILE`, or `--set distillation.alpha=0.7`",
+        "`launch sync inputs`, or `--data FILE`",
         {"training": finetune.data, "distillation": distill.files_probe("data", check_text)},
     ),
     Check(

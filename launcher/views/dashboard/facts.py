@@ -107,7 +107,8 @@ class Facts:
         if proofs := [record for record in self._records if record.get("event") == "verified"]:
             last, ranks = proofs[-1], len(proofs[-1].get("ranks", ()))
             count = "1 proof" if last["proofs"] == 1 else f"{last['proofs']:,} proofs"
-            where = f"the last of {ranks} workers at step {last['step']:,}"
+            noun = "worker" if ranks == 1 else "workers"
+            where = f"the last of {ranks} {noun} at step {last['step']:,}"
             found.append(("weights agree", f"{count}, {where}: {last.get('digest', '')}"))
         shares = self._compute_fractions()
         found += [(f"share of worker {rank}", f"{part:.0%}") for rank, part in shares.items()]

@@ -26,6 +26,11 @@ from trainer.tracking.status import read_status
 BIN = Path(sys.executable).parent
 TRAINER = (sys.executable, "-m", "trainer.cli")
 
+TURNS = [
+    {"role": role, "content": text}
+    for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
+]
+
 
 def event(kind: str, time: float = 0.0, **details: Any) -> dict[str, Any]:
     return {"kind": "event", "event": kind, "time": time, **details}
@@ -126,6 +131,8 @@ def test_a_loss_that_is_not_finite_does_no_harm(tmp_path: Path) -> None:
         ({"prompt": "a", "completion": "b"}, "--prompt"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "--chat"),
         ({"instruction": "a", "output": "b"}, "--chat"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--prompt"),
+        ({"prompt": TURNS[:1], "chosen": TURNS[1:2], "rejected": TURNS[2:]}, "--chat"),
         (None, "--prompt"),
     ],
 )
@@ -135,7 +142,8 @@ def test_a_model_is_asked_as_its_data_asks(
     data = tmp_path / "train.jsonl"
     if line:
         data.write_text(json.dumps(line) + "\n")
-    changes = {"output": str(tmp_path), "task": "causal-lm", "num_classes": None}
+    task = "dpo" if line and "chosen" in line else "causal-lm"
+    changes = {"output": str(tmp_path), "task": task, "num_classes": None}
     config = tiny_config(**changes, data={"train": str(data)})
     CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, Path("base")).save(
         tiny_state(2).take_snapshot(), tiny_progress(2), 0.5
