@@ -33,7 +33,7 @@ from rig.spectrum import WINDOW, describe, synthetic
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.teacher.admission import admit
+from trainer.distill.teacher.admission import admit_engine
 from trainer.distill.teacher.engines import Engine
 from trainer.distill.teacher.gguf_engine import GgufEngine
 from trainer.distill.teacher.openvino_engine import OpenVinoEngine
@@ -103,8 +103,8 @@ def measure_bytes(report: Report, arguments: argparse.Namespace) -> None:
         for values in ("float16", "float32"):
             with tempfile.TemporaryDirectory() as scratch:
                 folder = LogitsFolder(Path(scratch))
-                folder.describe(describe(scheme, tokens, size, values=values))
-                written = folder.write(0, windows)
+                folder.write_description(describe(scheme, tokens, size, values=values))
+                written = folder.write_shard(0, windows)
                 found = (written / "logits.parquet").stat().st_size / tokens
             report.add(
                 Ratio(f"{name}, {values}, {found:.1f} bytes a token", found / usual, str(usual)),
@@ -141,20 +141,20 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
 
         def bare() -> None:
             for batch in pieces:
-                for _ in teacher_model.prefill([piece.tokens for piece in batch]):
+                for _ in teacher_model.iterate_logits([piece.tokens for piece in batch]):
                     pass
 
         def scored() -> None:
             for batch in pieces:
-                teacher.score(batch)
+                teacher.score_pieces(batch)
 
         def written() -> None:
             with tempfile.TemporaryDirectory(dir=scratch) as place:
                 folder = LogitsFolder(Path(place))
-                folder.describe(description)
+                folder.write_description(description)
                 with ThreadPoolExecutor(1) as writer:  # as in `trainer.distill.teacher.run`
                     shards_written = [
-                        writer.submit(folder.write, number, teacher.score(batch))
+                        writer.submit(folder.write_shard, number, teacher.score_pieces(batch))
                         for number, batch in enumerate(pieces)
                     ]
                     for each in shards_written:
@@ -205,9 +205,10 @@ def engines(report: Report, arguments: argparse.Namespace) -> None:
     pieces = [UnscoredWindow(number, 0, window) for number, window in enumerate(tokens)]
     teachers = {name: Teacher(each, TOPK, own, 0, 1024) for name, each in known.items()}
     times = interleaved(
-        {name: partial(each.score, pieces) for name, each in teachers.items()}, arguments.repeats
+        {name: partial(each.score_pieces, pieces) for name, each in teachers.items()},
+        arguments.repeats,
     )
-    distances = {name: admit(each, name, model, tokens[:2]) for name, each in known.items()}
+    distances = {name: admit_engine(each, name, model, tokens[:2]) for name, each in known.items()}
     speed = {name: arguments.tokens / min(each.processor) for name, each in times.items()}
     for name, value in speed.items():
         print(f"{name}: {value:,.0f} tokens per CPU second, {distances[name]:.2g} nats to fp32")

@@ -17,7 +17,7 @@ from trainer.distill.logits.description import (
     Values,
 )
 from trainer.distill.logits.scores import Scheme, Window
-from trainer.distill.teacher.compress_logits import Scorer, uniforms
+from trainer.distill.teacher.compress_logits import Scorer, draw_uniforms
 from trainer.distill.teacher.rows import Rows
 
 WINDOW = 256
@@ -80,20 +80,20 @@ def synthetic(scheme: Scheme, tokens: int, size: int) -> list[Window]:
     """Return windows with what a scheme keeps of made-up logits."""
     scorer = Scorer(scheme, np.arange(size, dtype=np.int32), size)
     positions = tokens // WINDOW * (WINDOW - 1)
-    points = uniforms(0, 0, 0, positions, scorer.draws)
+    points = draw_uniforms(0, 0, 0, positions, scorer.draws)
     parts: list[Rows] = []
     done = 0
     for part in logits(positions, size):
-        parts.append(scorer.score(part, points[done : done + len(part)]))
+        parts.append(scorer.score_rows(part, points[done : done + len(part)]))
         done += len(part)
-    rows = Rows.concatenate(parts)
+    rows = Rows.concatenate_rows(parts)
     draw = np.random.default_rng(1)
     return [
         Window(
             row,
             0,
             np.minimum(draw.zipf(1.2, WINDOW) - 1, size - 1).astype(np.int32),
-            rows[row * (WINDOW - 1) : (row + 1) * (WINDOW - 1)].scores(
+            rows[row * (WINDOW - 1) : (row + 1) * (WINDOW - 1)].to_scores(
                 with_logprobs=scheme.kind != "sampled"
             ),
         )

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.real_cluster import PATIENCE, Bench
 from tests.cluster.test_distill_student import Lesson
 from trainer.distill.answers.rounds import RoundsFolder, find_rounds
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.verify import verify_shards
 
 pytestmark = pytest.mark.cluster
 
@@ -58,8 +58,8 @@ def test_both_are_killed_and_go_on_and_nothing_is_lost_or_twice(lesson: Lesson) 
     (same,) = find_rounds(lesson.logits.path)
     assert same.path == rounds.path
     assert [plan.number for plan in same.plans] == list(range(15))
-    assert {verdict.state for verdict in verdicts(same)} == {"whole"}
-    assert {verdict.state for verdict in verdicts(same.answers)} == {"whole"}
+    assert {verdict.state for verdict in verify_shards(same)} == {"whole"}
+    assert {verdict.state for verdict in verify_shards(same.answers)} == {"whole"}
     steps = lesson.records("step")
     assert [step["step"] for step in steps] == list(range(1, 31))
     assert all(step["own_kl"] > -1e-6 for step in steps)

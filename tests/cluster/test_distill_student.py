@@ -143,7 +143,7 @@ def test_a_student_that_is_first_and_a_teacher_that_dies(lesson: Lesson, taught:
     fifth = lesson.logits.path / "shard-00004" / "manifest.json"
     wait_for(fifth.exists, "five shards", lesson, 2 * PATIENCE)  # torch and transformers, twice
     teacher.kill()
-    missing = [f"shard-{number:05d}" for number in lesson.logits.missing()]
+    missing = [f"shard-{number:05d}" for number in lesson.logits.list_missing()]
     assert missing, "the teacher was quicker than its end"
     wait_for(
         lambda: any(missing[0] in event["reason"] for event in lesson.events("waiting")),

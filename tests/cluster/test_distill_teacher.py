@@ -18,7 +18,7 @@ from tests.forked import run
 from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.verify import verify_shards
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -76,7 +76,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def whole_and_once(folder: Path) -> None:
     """The ledger: every window of every document once; and no litter."""
-    found = list(verdicts(LogitsFolder(folder)))
+    found = list(verify_shards(LogitsFolder(folder)))
     assert found
     assert {verdict.state for verdict in found} == {"whole"}, found
     assert not list(folder.glob(".tmp-*"))
@@ -134,8 +134,10 @@ def test_one_that_stays_scores_what_a_student_asks_for(bench: Bench) -> None:
     wait_for(lambda: beat(out)["state"] == "waiting", "the end of the pass", seconds=PATIENCE)
     before, logits = contents(out), LogitsFolder(out)
     (out / "shard-00001" / "logits.parquet").write_bytes(b"damaged")
-    assert logits.quarantine(1, "damaged")
-    wait_for(lambda: logits.is_complete(1) and not logits.requests(), "the shard", seconds=PATIENCE)
+    assert logits.quarantine_shard(1, "damaged")
+    wait_for(
+        lambda: logits.is_complete(1) and not logits.list_requests(), "the shard", seconds=PATIENCE
+    )
     assert contents(out) == before
     teacher.signal(signal.SIGTERM)
     assert teacher.wait(PATIENCE) == 0
@@ -167,7 +169,7 @@ def test_a_full_disk_ends_it_with_6_and_the_next_one_goes_on(bench: Bench) -> No
     assert "No space left on device" in last
     assert not list(copy.glob(".tmp-*"))
     logits = LogitsFolder(copy)
-    states = {verdict.state for verdict in verdicts(logits)}
+    states = {verdict.state for verdict in verify_shards(logits)}
     assert states == {"whole", "missing"}
     written = shards(copy)
     assert bench.start("elsewhere", copy).wait(PATIENCE) == 0

@@ -188,7 +188,7 @@ def test_two_devices_of_a_host_divide_the_checkpoints(trainee: Trainee, two_driv
     trainee.status("completed")
     assert [process.wait(600) for process in runners] == [0, 0]
     teacher.says("is on cpu")
-    wait_for(lambda: not LogitsFolder(logits).missing(), "the teacher's scores", trainee)
+    wait_for(lambda: not LogitsFolder(logits).list_missing(), "the teacher's scores", trainee)
     teacher.signal(signal.SIGTERM)
     assert teacher.wait() == 0
     lines = trainee.lines

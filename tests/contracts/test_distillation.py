@@ -17,7 +17,7 @@ from trainer.config.distillation import Divergence
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.logits.targets import targets
+from trainer.distill.logits.targets import make_targets
 from trainer.replica.torch import kd_loss
 from trainer.replica.torch.batch import SoftTargetRows, soft_rows
 from trainer.replica.torch.kd_loss import KDWeights, row_losses, token_losses
@@ -249,7 +249,9 @@ def test_draws_give_the_full_gradient_on_average(scheme: Scheme) -> None:
     every = repeats * positions
     ids = np.zeros(every + 1, np.int32)
     labels = np.array([IGNORED, *ids[1:]], np.int32)
-    soft = targets(score(theirs.repeat(repeats, 1).numpy(), scheme, rng), scheme, 1.0, "forward")
+    soft = make_targets(
+        score(theirs.repeat(repeats, 1).numpy(), scheme, rng), scheme, 1.0, "forward"
+    )
     logits = mine.repeat(repeats, 1)
     rows = soft_rows([Encoded(ids, labels, soft)]).take_chunk(slice(0, every), logits)
     losses = row_losses(logits, wanted.repeat(repeats), rows, mix)
@@ -340,7 +342,7 @@ def test_all_tokens_one_by_one_are_the_full_distribution(divergence: Divergence)
         Scheme(kind="topk", top_k=VOCABULARY, tail_samples=0),
     ):
         scores = score(logits, scheme, np.random.default_rng(0))
-        soft = soft_rows([Encoded(ids, labels, targets(scores, scheme, 1.0, divergence))])
+        soft = soft_rows([Encoded(ids, labels, make_targets(scores, scheme, 1.0, divergence))])
         student = mine.clone().requires_grad_()
         eye = torch.eye(VOCABULARY, dtype=torch.float64)
         wanted = torch.zeros(30, dtype=torch.int64)

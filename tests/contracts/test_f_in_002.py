@@ -27,7 +27,7 @@ from trainer.checkpoint.reader import RUN_FILE, RunProgress, read_progress
 from trainer.checkpoint.reader import SCHEMA as RUN_SCHEMA
 from trainer.distill.answers.description import AnswersDescription
 from trainer.distill.logits.description import CorpusInfo, Description, ShardPlan
-from trainer.distill.logits.heartbeat import TeacherState, _parse
+from trainer.distill.logits.heartbeat import TeacherState, _parse_state
 from trainer.evaluate.claims import RESULT, Claims
 from trainer.evaluate.results import SCHEMA as EVALUATION_SCHEMA
 from trainer.evaluate.results import read_evaluations
@@ -263,7 +263,7 @@ def readers(folder: Path) -> dict[str, Reader]:
             described(AnswersDescription), AnswersDescription.from_json
         ),
         "a teacher's heartbeat": Reader(
-            example(TeacherState), lambda text: _parse(text.encode("utf-8"))
+            example(TeacherState), lambda text: _parse_state(text.encode("utf-8"))
         ),
         "a lease's holder": Reader(
             json.loads((holder / "holder.json").read_bytes()),

@@ -206,7 +206,9 @@ def teacher(folder: Path, settings: Settings, device: str) -> Steps:
     for seed in count():
         tokens = np.random.default_rng(seed).integers(0, VOCABULARY, (2, 20), np.int32)
         _occupy(device)
-        windows = made.score([UnscoredWindow(number, 0, row) for number, row in enumerate(tokens)])
+        windows = made.score_pieces(
+            [UnscoredWindow(number, 0, row) for number, row in enumerate(tokens)]
+        )
         found = [field for window in windows for field in astuple(window.scores)]
         yield lambda found=found: [field for field in found if np.any(field)]
 

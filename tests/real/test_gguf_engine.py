@@ -10,7 +10,7 @@ import pytest
 
 from tests import ROOT
 from trainer.data.tokenizer_folder import load_tokenizer
-from trainer.distill.teacher.admission import LIMIT, admit
+from trainer.distill.teacher.admission import LIMIT, admit_engine
 from trainer.distill.teacher.gguf_engine import open_gguf
 from trainer.model.gguf.source import stored_types
 from trainer.replica.backend import Compute
@@ -28,7 +28,7 @@ def test_a_published_file_is_admitted(smollm2: Path) -> None:
     engine = open_gguf(smollm2, Compute("cpu", threads=1))
     text = (ROOT / "README.md").read_text()
     ids = np.array(load_tokenizer(smollm2).encode(text).ids[:128], np.int32)
-    kl = admit(engine, "gguf", smollm2, [ids[:100], ids[100:]])
+    kl = admit_engine(engine, "gguf", smollm2, [ids[:100], ids[100:]])
     assert kl is not None
     print(f"{kl:.3g} nats")
     assert 0 < kl < LIMIT

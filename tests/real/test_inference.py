@@ -96,7 +96,7 @@ def test_a_teachers_answers_are_those_of_transformers(
     done = run(command, os.environ, PATIENCE)
     assert done.returncode == 0, done.stderr
     folder = AnswersFolder(output)
-    answers = [each for plan in folder.plans for each in folder.read(plan.number)]
+    answers = [each for plan in folder.plans for each in folder.read_shard(plan.number)]
     assert [(each.tokens[: each.asked].tolist(), each.text) for each in answers] == greedy
 
 
@@ -112,7 +112,7 @@ def test_a_teachers_scores_are_those_of_transformers(
     assert done.returncode == 0, done.stderr
     folder, seen = LogitsFolder(output), 0
     for shard in folder.description.shards:
-        for window in folder.read(shard.number):
+        for window in folder.read_shard(shard.number):
             ids = torch.from_numpy(window.tokens.astype(np.int64))[None]
             with torch.no_grad():
                 expected = published(input_ids=ids).logits[0].double().log_softmax(-1)

@@ -20,7 +20,7 @@ from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import read_samples
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
-from trainer.distill.tokenizer.trim import trim
+from trainer.distill.tokenizer.trim import trim_to_size
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.model.gguf.conversion import convert_gguf
 
@@ -231,10 +231,10 @@ def test_it_can_be_trimmed(folder: Path, name: str, tmp_path: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / file, teacher)
     (teacher / "config.json").write_text('{"vocab_size": 151936}')
-    report = trim(teacher, Documents([Path(__file__).parent]), 4000, tmp_path / "out")
+    report = trim_to_size(teacher, Documents([Path(__file__).parent]), 4000, tmp_path / "out")
     assert report.tokens == 4000
     trimmed = Encoder(tmp_path / "out")
-    ids = Vocabulary.load(tmp_path / "out", teacher).teacher_ids
+    ids = Vocabulary.load_map(tmp_path / "out", teacher).teacher_ids
     for text in TEXTS:
         (mine,) = trimmed.encode_texts([Sample(text)])
         (whole,) = ours(folder).encode_texts([Sample(text)])

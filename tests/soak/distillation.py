@@ -28,7 +28,7 @@ from trainer.checkpoint.reader import FOLDER as CHECKPOINTS
 from trainer.checkpoint.reader import complete_checkpoints, read_run
 from trainer.distill.answers.rounds import ON_POLICY, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.verify import verify_shards
 from trainer.init_model import init_model
 from trainer.tracking.metrics import read_metrics
 
@@ -165,7 +165,7 @@ class Distillation:
         rounds = RoundsFolder(self._logits / ON_POLICY / last["stream"]["rounds"])
         records = read_metrics(self._output / "metrics.jsonl")
         steps = [record for record in records if record["kind"] == "step"]
-        states = [each for part in (logits, rounds, rounds.answers) for each in verdicts(part)]
+        states = [each for part in (logits, rounds, rounds.answers) for each in verify_shards(part)]
         bad = [
             f"{each.name} {each.reason or each.state}" for each in states if each.state != "whole"
         ]

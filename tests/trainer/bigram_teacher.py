@@ -81,13 +81,13 @@ class BigramTeacher:
         """Write some shards, or all of them."""
         folder = self.folder(path)
         for number in range(len(self.written)) if numbers is None else numbers:
-            folder.write(number, self.written[number])
+            folder.write_shard(number, self.written[number])
         return folder
 
     def folder(self, path: Path) -> LogitsFolder:
         """Return a folder that is described, as a teacher does first."""
         folder = LogitsFolder(path)
-        folder.describe(self.description)
+        folder.write_description(self.description)
         return folder
 
     def _window(self, draw: np.random.Generator, document: int) -> Window:

@@ -22,11 +22,11 @@ DESCRIPTION = tiny_description(SCHEMES["topk"])
 
 def work(folder: Path, disk: Disk, damage: bool) -> None:
     logits = LogitsFolder(folder)
-    logits.describe(DESCRIPTION, disk)
+    logits.write_description(DESCRIPTION, disk)
     if damage:  # as found on the disk: the shard is there, and cut
-        logits.write(1, tiny_windows(DESCRIPTION, 1))
+        logits.write_shard(1, tiny_windows(DESCRIPTION, 1))
         os.truncate(logits.shard_path(1) / "logits.parquet", 100)
-    logits.write(1, tiny_windows(DESCRIPTION, 1), disk)
+    logits.write_shard(1, tiny_windows(DESCRIPTION, 1), disk)
 
 
 def main(root: Path) -> None:
@@ -51,7 +51,7 @@ def main(root: Path) -> None:
 def report(folder: Path, k: int, damage: bool, exit_code: int) -> None:
     logits = LogitsFolder(folder)
     described = (folder / "dataset.json").exists()
-    logits.describe(DESCRIPTION)
+    logits.write_description(DESCRIPTION)
     there = logits.is_there(1)
     result = {
         "k": k,
@@ -59,12 +59,12 @@ def report(folder: Path, k: int, damage: bool, exit_code: int) -> None:
         "exit_code": exit_code,
         "described": described,
         "there": there,
-        "windows": len(logits.read(1)) if logits.is_complete(1) else None,
+        "windows": len(logits.read_shard(1)) if logits.is_complete(1) else None,
     }
-    logits.write(1, tiny_windows(DESCRIPTION, 1))
-    logits.verify(1)
-    result["missing"] = logits.missing()
-    result["requests"] = logits.requests()
+    logits.write_shard(1, tiny_windows(DESCRIPTION, 1))
+    logits.verify_shard(1)
+    result["missing"] = logits.list_missing()
+    result["requests"] = logits.list_requests()
     result["hidden"] = [path.name for path in folder.iterdir() if path.name.startswith(".")]
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()

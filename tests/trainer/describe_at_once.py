@@ -21,7 +21,7 @@ TOPK = tiny_description(SCHEMES["topk"])
 def describe(path: Path, seed: int, barrier, results) -> None:
     barrier.wait()
     try:
-        results.put(LogitsFolder(path).describe(replace(TOPK, seed=seed)).seed)
+        results.put(LogitsFolder(path).write_description(replace(TOPK, seed=seed)).seed)
     except RefusedError as error:
         results.put(str(error))
 

@@ -13,7 +13,7 @@ from typing import Any
 from tests.trainer.course import Course
 from tests.trainer.small_teacher import load, wish
 from trainer.distill.answers.rounds import RoundsFolder, find_rounds
-from trainer.distill.teacher.assignment import assign
+from trainer.distill.teacher.assignment import assign_request
 from trainer.distill.teacher.run import TeacherRun
 
 PROMPTS = ["def f1", "def f2(x)", "return x", "def", "f3(x): return", "x + 1 def", "return"]
@@ -26,12 +26,14 @@ def teaching(
 ) -> Iterator[None]:
     """A teacher that stays, in a thread of this process."""
     wanted = wish(model, corpus, output, **changes)
-    assignment = assign(replace(wanted, data=wanted.data if data is None else data))
+    assignment = assign_request(replace(wanted, data=wanted.data if data is None else data))
     over, failures = threading.Event(), list[BaseException]()
 
     def work() -> None:
         try:
-            TeacherRun(assignment, lambda: load(assignment), over=over.is_set).run(stay=True)
+            TeacherRun(assignment, lambda: load(assignment), over=over.is_set).make_shards(
+                stay=True
+            )
         except BaseException as error:
             failures.append(error)
 

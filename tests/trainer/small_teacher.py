@@ -15,8 +15,8 @@ import safetensors.numpy
 from tests.trainer import small_model
 from trainer.data.documents import Documents
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
-from trainer.distill.tokenizer.trim import trim
+from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign_request
+from trainer.distill.tokenizer.trim import trim_to_size
 from trainer.init_model import init_model
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def write_padded(folder: Path, model: Path, rows: int, scale: float = 0.02) -> P
 
 
 def write_trimmed(folder: Path, model: Path, corpus: Path, size: int = 266) -> Path:
-    trim(model, Documents([corpus]), size, folder)
+    trim_to_size(model, Documents([corpus]), size, folder)
     return folder
 
 
@@ -107,7 +107,7 @@ def teach(wanted: ScoringRequest, **options: Any) -> Assignment:
     """Score what is missing."""
     from trainer.distill.teacher.run import TeacherRun
 
-    assignment = assign(wanted)
+    assignment = assign_request(wanted)
     opener: Callable[[], Teacher] = options.pop("open_teacher", lambda: load(assignment))
-    TeacherRun(assignment, opener, **options).run()
+    TeacherRun(assignment, opener, **options).make_shards()
     return assignment

@@ -163,7 +163,7 @@ def tiny_windows(
 def tiny_folder(path: Path, description: Description, write: Sequence[int] | None = None):
     """Return a described folder in which some shards, or all, are written."""
     folder = LogitsFolder(path)
-    folder.describe(description)
+    folder.write_description(description)
     for number in range(len(description.shards)) if write is None else write:
-        folder.write(number, tiny_windows(description, number))
+        folder.write_shard(number, tiny_windows(description, number))
     return folder

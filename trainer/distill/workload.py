@@ -16,7 +16,7 @@ from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.student.from_scratch import fresh_config
-from trainer.distill.teacher.windows import SHARD_BYTES, Windows, window_length
+from trainer.distill.teacher.windows import SHARD_BYTES, WindowCutter, window_length
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import parse_shape, read_shape
 from trainer.planning.shapes import ModelShape
@@ -52,18 +52,18 @@ def read_scoring(
             tokens=there.tokens,
             windows=there.windows,
             shards=len(there.shards),
-            missing=len(folder.missing()),
+            missing=len(folder.list_missing()),
         )
-    if sum(map(_size, data)) > MOST:
+    if sum(map(_file_size, data)) > MOST:
         raise InputError(f"more than {MOST >> 30} GiB of text are not counted before a start")
     length = window_length(model_dir, max_seq_len)
     encoder = Encoder(tokenizer_dir, "accept")  # the teachers themselves refuse
-    windows = Windows(ReadDocuments(Documents(data, columns), encoder), length)
-    ranges = windows.ranges(SHARD_BYTES)
+    windows = WindowCutter(ReadDocuments(Documents(data, columns), encoder), length)
+    ranges = windows.split_documents(SHARD_BYTES)
     # Without the last one, which may be short and would stand for many.
     part = ranges if len(ranges) <= _MEASURED else ranges[: -1 : -(-len(ranges) // _MEASURED)]
-    plans, scale = windows.plan(part), len(ranges) / len(part)
-    shards = len(windows.ranges(shard_bytes) if shard_bytes else ranges)
+    plans, scale = windows.plan_shards(part), len(ranges) / len(part)
+    shards = len(windows.split_documents(shard_bytes) if shard_bytes else ranges)
     return Scoring(
         shape=shape,
         tokens=scale * sum(plan.tokens for plan in plans),
@@ -73,7 +73,7 @@ def read_scoring(
     )
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else (path,)
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -118,11 +118,11 @@ def read_measured(logits: Path) -> list[Measured]:
     size = sum((folder.shard_path(plan.number) / SHARD_FILE).stat().st_size for plan in complete)
     tokens = sum(plan.tokens for plan in complete)
     rates: dict[Place, dict[str, float]] = {}
-    for status in TeacherWatch(folder).look():
-        beat = status.beat
-        if beat.tokens_per_second and beat.device is not None:
-            place: Place = "cpu" if beat.device == "cpu" else "cuda"
-            rates.setdefault(place, {})[beat.name] = beat.tokens_per_second
+    for status in TeacherWatch(folder).list_teachers():
+        state = status.state
+        if state.tokens_per_second and state.device is not None:
+            place: Place = "cpu" if state.device == "cpu" else "cuda"
+            rates.setdefault(place, {})[state.name] = state.tokens_per_second
     facts = TEACHER_ENGINES.get(there.engine)
     return [
         Measured(
@@ -133,13 +133,13 @@ def read_measured(logits: Path) -> list[Measured]:
             rates=by_name,
             bytes_per_token=size / tokens if tokens else None,
             kept=(scheme.kind, scheme.top_k if scheme.kind == "topk" else None),
-            bits=_bits(there.quantization) if facts and facts.reads_gguf else None,
+            bits=_bits_of_types(there.quantization) if facts and facts.reads_gguf else None,
         )
         for place, by_name in rates.items()
     ]
 
 
-def _bits(types: str) -> float | None:
+def _bits_of_types(types: str) -> float | None:
     """Return the bits of a weight of the widest of a file's types; None: one is unknown."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 

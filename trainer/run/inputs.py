@@ -25,7 +25,7 @@ from trainer.data.survey import check_conversations, survey
 from trainer.data.tokens import Dataset
 from trainer.distill.answers.author import Prompts
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.student.distributed_dataset import content_digest, taught_folder
+from trainer.distill.student.distributed_dataset import content_digest, logits_folder
 from trainer.distill.student.inputs import check_student
 from trainer.distill.student.on_policy import read_own_prompts
 from trainer.exchange.protocol.members import Job
@@ -107,7 +107,7 @@ def read_inputs(
         config = with_names(config, read_class_names(read_config(model_dir)))
     config, given = fit_length(config, model_dir), config
     layout = build_layout(model_dir, config)
-    taught = taught_folder(config, model_dir)
+    taught = logits_folder(config, model_dir)
     tokenizer_dir = find_tokenizer(model_dir, config.model.adapter)
     encoder = Encoder(tokenizer_dir, config.data.lost_text, config.data.date, model_dir)
     length = config.data.max_seq_len

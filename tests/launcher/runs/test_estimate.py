@@ -29,7 +29,7 @@ from trainer.config.distill_job import DistillJob
 from trainer.data.document_tokens import ReadDocuments
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
-from trainer.distill.teacher.windows import Windows
+from trainer.distill.teacher.windows import WindowCutter
 from trainer.distill.workload import MOST, read_scoring, student_shape
 from trainer.init_model import init_model
 from trainer.planning.budget.ledger import SpendLedger, SpendRecord
@@ -210,8 +210,8 @@ def test_a_described_folder_is_taken_at_its_word(inputs: Path, tmp_path: Path) -
 
 def test_a_corpus_is_counted_as_the_teacher_will(inputs: Path, tmp_path: Path) -> None:
     model, corpus = inputs / "teacher", [inputs / "corpus.jsonl"]
-    windows = Windows(ReadDocuments(Documents(corpus), Encoder(model)), 64)
-    plans = windows.plan(windows.ranges(2000))
+    windows = WindowCutter(ReadDocuments(Documents(corpus), Encoder(model)), 64)
+    plans = windows.plan_shards(windows.split_documents(2000))
     found = read_scoring(model, corpus, model, tmp_path / "none", 64, 2000)
     assert found.tokens == sum(plan.tokens for plan in plans)
     assert found.windows == sum(plan.windows for plan in plans)

@@ -20,7 +20,7 @@ from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
 from trainer.distill.student.from_scratch import fresh_model
-from trainer.distill.tokenizer.trim import trim
+from trainer.distill.tokenizer.trim import trim_to_size
 from trainer.model.files import model_digest
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
@@ -89,7 +89,7 @@ def test_a_publication_without_links_has_them(
 
 
 def test_a_student_and_a_trimmed_tokenizer_have_them(base: Path, tmp_path: Path) -> None:
-    trim(base, Documents([Path(json.__file__).parent]), 280, tmp_path / "trimmed")
+    trim_to_size(base, Documents([Path(json.__file__).parent]), 280, tmp_path / "trimmed")
     trimmed = tmp_path / "trimmed"
     assert (trimmed / WITH_TOOLS).read_bytes() == (base / WITH_TOOLS).read_bytes()
     check(fresh_model(base / "config.json", base, tmp_path / "student"))

@@ -47,7 +47,7 @@ def test_a_refusal_of_the_chat_template_names_file_and_line(model: Path, tmp_pat
     path = write(tmp_path / "a.jsonl", "system", "user")
     encoder = Encoder(model)
     for read in (
-        lambda: Prompts.read(path, {}, model),
+        lambda: Prompts.read_prompts(path, {}, model),
         lambda: SamplePrompts(path, {}, encoder, model, 4, 64),
         lambda: encode_prompts(encoder, model, read_prompts(path)),
     ):
@@ -63,7 +63,7 @@ def test_a_prompt_of_a_folder_or_a_table_is_named_as_other_data_is(
     folder.mkdir()
     path = write(folder / "a.jsonl", "system", "user")
     with pytest.raises(InputError, match=f"^{path}:2: {REFUSED}"):
-        Prompts.read(folder, {}, model)
+        Prompts.read_prompts(folder, {}, model)
     (table := tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"}]')
     (model / "config.json").write_text('{"model_type": "llama", "vocab_size": 65}')
     with pytest.raises(InputError, match=f" token 65 of {table}: element 2, the model has 65"):
@@ -80,7 +80,7 @@ def test_a_refusal_of_a_typed_prompt_names_its_number(model: Path) -> None:
 def test_a_prompt_with_tools_names_file_and_line(model: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "user", tools=[{"name": "add"}])
     with pytest.raises(InputError, match=f"^{path}:2: has tools or other keys"):
-        Prompts.read(path, {}, model)
+        Prompts.read_prompts(path, {}, model)
 
 
 def test_a_prompt_that_is_too_long_names_file_and_line(model: Path, tmp_path: Path) -> None:

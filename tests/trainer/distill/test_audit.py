@@ -21,7 +21,7 @@ from tests.trainer.small_teacher import (
 )
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.teacher.assignment import Assignment
-from trainer.distill.teacher.audit import LIMIT, AuditResult, audit, check_teacher
+from trainer.distill.teacher.audit import LIMIT, AuditResult, audit_windows, check_teacher
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.system.errors import InputError, RefusedError, StorageError
@@ -70,10 +70,10 @@ def disturbed(assignment: Assignment, deviation: float) -> Teacher:
 
 @pytest.mark.parametrize("kind", ["topk", "full"])
 def test_the_same_teacher_says_the_same(scored: dict[str, Assignment], kind: str) -> None:
-    found = audit(scored[kind].folder, load(scored[kind], batch_tokens=1), fraction=1)
+    found = audit_windows(scored[kind].folder, load(scored[kind], batch_tokens=1), fraction=1)
     description = scored[kind].folder.description
     assert found.windows == description.windows
-    pieces = (each for plan in description.shards for each in scored[kind].windows.cut(plan))
+    pieces = (each for plan in description.shards for each in scored[kind].windows.cut_shard(plan))
     assert found.positions == sum(int(piece.is_scored.sum()) for piece in pieces)
     assert abs(found.mean_kl) < 1e-6
     assert found.max_kl is not None
@@ -89,9 +89,9 @@ def test_scores_of_first_pieces_are_read_but_not_scored_again(
     there = scored["topk"].folder
     moved = replace(there.description.scheme, removed_tokens="first-piece")
     old = LogitsFolder(tmp_path / "old")
-    old.describe(replace(there.description, scheme=moved))
-    old.write(0, there.read(0))
-    assert [len(window.tokens) for window in LogitsFolder(old.path).read(0)]
+    old.write_description(replace(there.description, scheme=moved))
+    old.write_shard(0, there.read_shard(0))
+    assert [len(window.tokens) for window in LogitsFolder(old.path).read_shard(0)]
     with pytest.raises(RefusedError, match="scored with removed_tokens first-piece by an earlier"):
         check_teacher(old, folder / "model", folder / "trimmed")
     with pytest.raises(RefusedError, match=r"scheme\.removed_tokens is first-piece there and tail"):
@@ -100,13 +100,13 @@ def test_scores_of_first_pieces_are_read_but_not_scored_again(
 
 def test_half_precision_on_disk_is_no_difference(folder: Path) -> None:
     assignment = score(folder, "topk", "float16")
-    found = audit(assignment.folder, load(assignment), fraction=1)
+    found = audit_windows(assignment.folder, load(assignment), fraction=1)
     assert -1e-5 < found.mean_kl < 1e-4
     assert found.same_draws == 1
 
 
 def test_of_draws_the_divergence_is_estimated_without_bias(scored: dict[str, Assignment]) -> None:
-    found = audit(scored["sampled"].folder, load(scored["sampled"]), fraction=1)
+    found = audit_windows(scored["sampled"].folder, load(scored["sampled"]), fraction=1)
     assert 0 < found.standard_error < 0.1
     assert abs(found.mean_kl) < 4 * found.standard_error
     assert found.max_kl is None
@@ -119,7 +119,8 @@ def test_every_scheme_sees_the_same_divergence_of_another_teacher(
 ) -> None:
     """`full` is exact, `topk` sees its buckets alone, and so less; `sampled` estimates."""
     found = {
-        kind: audit(each.folder, disturbed(each, 1.0), fraction=1) for kind, each in scored.items()
+        kind: audit_windows(each.folder, disturbed(each, 1.0), fraction=1)
+        for kind, each in scored.items()
     }
     exact = found["full"].mean_kl
     assert exact > 2 * LIMIT
@@ -137,12 +138,12 @@ def test_a_sample_is_the_same_each_time_and_another_by_another_seed(
     each = scored["full"]
     teacher = disturbed(each, 0.1)
     first, again, other = (
-        audit(each.folder, teacher, fraction=0.2, seed=seed) for seed in (1, 1, 2)
+        audit_windows(each.folder, teacher, fraction=0.2, seed=seed) for seed in (1, 1, 2)
     )
     assert first == again
     assert first != other
     assert first.windows == round(0.2 * each.folder.description.windows)
-    least = audit(each.folder, teacher, fraction=0)
+    least = audit_windows(each.folder, teacher, fraction=0)
     assert least.windows == 1
 
 
@@ -154,11 +155,11 @@ def test_what_is_not_there_yet_is_not_asked_for(
     logits = LogitsFolder(copy)
     for shard in logits.description.shards[1:]:
         shutil.rmtree(copy / shard.name)
-    found = audit(logits, load(each), fraction=1)
+    found = audit_windows(logits, load(each), fraction=1)
     assert found.windows == logits.description.shards[0].windows
     shutil.rmtree(copy / "shard-00000")
     with pytest.raises(InputError, match="no scored token"):
-        audit(logits, load(each), fraction=1)
+        audit_windows(logits, load(each), fraction=1)
 
 
 def test_a_damaged_shard_is_an_error_of_the_storage(
@@ -170,7 +171,7 @@ def test_a_damaged_shard_is_an_error_of_the_storage(
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
     with pytest.raises(StorageError, match="its bytes are not those in the manifest"):
-        audit(LogitsFolder(copy), load(scored["topk"]), fraction=1)
+        audit_windows(LogitsFolder(copy), load(scored["topk"]), fraction=1)
 
 
 def test_files_of_another_teacher_are_refused_with_both_hashes(

@@ -19,9 +19,9 @@ from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.student.distributed_dataset import (
     GROUP,
-    TaughtDataset,
+    DistillationDataset,
     content_digest,
-    taught_folder,
+    logits_folder,
 )
 from trainer.distill.student.prefetch import Preparation
 from trainer.run.inputs import read_inputs
@@ -52,10 +52,12 @@ def configure(model: Path, train: Path, **settings: Any) -> RunConfig:
     )
 
 
-def samples(folder: LogitsFolder, config: RunConfig) -> TaughtDataset:
+def samples(folder: LogitsFolder, config: RunConfig) -> DistillationDataset:
     assert config.distillation is not None
     scheme = folder.description.scheme
-    return TaughtDataset(folder, Preparation(scheme, config.distillation, config.data.max_seq_len))
+    return DistillationDataset(
+        folder, Preparation(scheme, config.distillation, config.data.max_seq_len)
+    )
 
 
 def test_every_window_is_a_sample(
@@ -79,18 +81,18 @@ def test_an_epoch_reads_each_shard_once(
     model: Path, logits: LogitsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    real = logits.read
+    real = logits.read_shard
 
     def watched(number: int) -> Sequence[Window]:
         read.append(number)
         return real(number)
 
-    monkeypatch.setattr(logits, "read", watched)
+    monkeypatch.setattr(logits, "read_shard", watched)
     dataset = samples(logits, configure(model, logits.path))
     orders: list[list[int]] = []
     for epoch in range(3):
         read.clear()
-        order = dataset.order(4, epoch, len(dataset))
+        order = dataset.permute_windows(4, epoch, len(dataset))
         orders.append(order.tolist())
         assert sorted(orders[-1]) == list(range(len(dataset)))
         for index in order:
@@ -98,8 +100,11 @@ def test_an_epoch_reads_each_shard_once(
         assert len(read) == len(set(read))
         assert epoch or len(read) == SHARDS
     assert orders[0] != orders[1] != orders[2]
-    assert orders[0] == samples(logits, configure(model, logits.path)).order(4, 0, 55).tolist()
-    assert orders[0] != dataset.order(5, 0, len(dataset)).tolist()
+    assert (
+        orders[0]
+        == samples(logits, configure(model, logits.path)).permute_windows(4, 0, 55).tolist()
+    )
+    assert orders[0] != dataset.permute_windows(5, 0, len(dataset)).tolist()
     shards = [index // WINDOWS for index in orders[0][: GROUP * WINDOWS]]
     assert len(set(shards)) == GROUP
     assert shards != sorted(shards, key=shards.index)  # mixed within the group
@@ -133,14 +138,14 @@ def test_a_folder_that_is_not_whole_is_refused(
     folder = teacher.write(tmp_path / "logits", range(SHARDS - 2))
     config = configure(model, folder.path)
     with pytest.raises(InputError, match=r"2 of 11 shards are missing .* shard-00009; .* student"):
-        taught_folder(config, model)
+        logits_folder(config, model)
     for number in (9, 10):
-        folder.write(number, teacher.written[number])
-    assert taught_folder(config, model) is not None
+        folder.write_shard(number, teacher.written[number])
+    assert logits_folder(config, model) is not None
     shard = folder.shard_path(4) / "logits.parquet"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(InputError, match=r"1 of 11 shards .* shard-00004"):
-        taught_folder(config, model)
+        logits_folder(config, model)
 
 
 def test_a_damaged_shard_is_an_error_and_no_sample(model: Path, logits: LogitsFolder) -> None:
@@ -160,18 +165,18 @@ def test_config_and_data_fit_together(
     plain = load_config(
         None, {"task": "causal-lm", "model.path": str(model), "data.train": str(data)}
     )
-    assert taught_folder(plain, model) is None
+    assert logits_folder(plain, model) is None
     with pytest.raises(InputError, match=r"data\.train is a folder that `trainer distill teacher`"):
-        taught_folder(configure(model, data), model)
+        logits_folder(configure(model, data), model)
     with pytest.raises(InputError, match="no teacher has started here"):
-        taught_folder(configure(model, tmp_path), model)
+        logits_folder(configure(model, tmp_path), model)
     tree = {"task": "causal-lm", "model.path": str(model), "data.train": str(logits.path)}
     with pytest.raises(InputError, match=r"--set distillation\.alpha"):
-        taught_folder(load_config(None, tree), model)
+        logits_folder(load_config(None, tree), model)
     bare = BigramTeacher(model, shards=1, scheme=Scheme(kind="topk", top_k=6, tail_samples=0))
     config = configure(model, bare.write(tmp_path / "bare").path, distillation__temperature=2.0)
     with pytest.raises(InputError, match="cannot be re-tempered"):
-        taught_folder(config, model)
+        logits_folder(config, model)
 
 
 def test_another_tokenizer_is_refused(logits: LogitsFolder, tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ from trainer.config.distill_job import TeacherJob
 from trainer.config.teacher_engines import EngineFacts
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.verify import verify_shards
 from trainer.distill.teacher import admission, torch_engine
-from trainer.distill.teacher.admission import LIMIT, TOKENS, admit
-from trainer.distill.teacher.assignment import ScoringRequest, assign
-from trainer.distill.teacher.audit import AuditResult, audit, audit_limit, choose_engine
+from trainer.distill.teacher.admission import LIMIT, TOKENS, admit_engine
+from trainer.distill.teacher.assignment import ScoringRequest, assign_request
+from trainer.distill.teacher.audit import AuditResult, audit_limit, audit_windows, choose_engine
 from trainer.distill.teacher.engines import ENGINES, EngineKind
 from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher, open_teacher
@@ -55,9 +55,9 @@ class Double:
         self.vocab_size, self.device = self._torch.vocab_size, self._torch.device
         self._calls, self._healthy = 0, healthy
 
-    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         self._calls += 1
-        for logits in self._torch.prefill(batch):
+        for logits in self._torch.iterate_logits(batch):
             yield logits if self._calls <= self._healthy else self.faulty(logits)
 
     def faulty(self, logits: Tensor) -> Tensor:
@@ -74,10 +74,10 @@ class Wrong(Double):
 class WrongWherePadded(Double):
     """Computes what is right for a window alone, and something else for a shorter one beside it."""
 
-    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         together = max(len(tokens) for tokens in batch)
         for tokens in batch:
-            for logits in self._torch.prefill([tokens] if len(tokens) > 1 else []):
+            for logits in self._torch.iterate_logits([tokens] if len(tokens) > 1 else []):
                 yield logits if len(tokens) == together else self.faulty(logits)
 
     def faulty(self, logits: Tensor) -> Tensor:
@@ -104,10 +104,10 @@ class Cramped(Double):
 
     room = 128
 
-    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         if len(batch) * max(len(tokens) for tokens in batch) > self.room:
             raise MemoryError
-        return super().prefill(batch)
+        return super().iterate_logits(batch)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def by(
 
 def in_the_pass(request: ScoringRequest) -> int:
     """Return how many forwards an engine has to do well to be admitted, and to write something."""
-    windows = assign(request).first_windows(TOKENS)
+    windows = assign_request(request).first_windows(TOKENS)
     return -(-len(windows) // 2) + BATCHES
 
 
@@ -148,12 +148,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def is_whole(folder: Path) -> bool:
-    return {verdict.state for verdict in verdicts(LogitsFolder(folder))} == {"whole"}
+    return {verdict.state for verdict in verify_shards(LogitsFolder(folder))} == {"whole"}
 
 
 def last_state(folder: Path) -> tuple[str, str | None]:
-    (status,) = TeacherWatch(LogitsFolder(folder)).look()
-    return status.beat.state, status.beat.reason
+    (status,) = TeacherWatch(LogitsFolder(folder)).list_teachers()
+    return status.state.state, status.state.reason
 
 
 def test_an_admitted_engine_is_named_with_its_distance_from_transformers(
@@ -182,11 +182,11 @@ def test_the_reference_is_read_from_its_file_or_has_to_fit(
     for module in (admission, torch_engine):
         monkeypatch.setattr(module, "free_memory", lambda _: 1000)
     windows = [np.arange(9, dtype=np.int32)] * 2
-    assert admit(
+    assert admit_engine(
         Double(files[0], "float32", Compute("cpu")), "double", files[0], windows
     ) == pytest.approx(0, abs=1e-6)
     with pytest.raises(InputError, match=r"halves: needs \S+ GB of main memory in bfloat16"):
-        admit(Double(files[0], "float32", Compute("cpu")), "double", halves, windows)
+        admit_engine(Double(files[0], "float32", Compute("cpu")), "double", halves, windows)
 
 
 def test_torch_needs_no_admission_and_has_no_distance(
@@ -225,7 +225,7 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(
 ) -> None:
     model = Path(shutil.copytree(files[0], tmp_path / "model"))
     (model / "manifest.json").unlink(missing_ok=True)
-    wanted = assign(wish(model, files[1], out))
+    wanted = assign_request(wish(model, files[1], out))
 
     def replaced() -> Teacher:
         other = write_teacher(tmp_path / "other", files[1], seed=1)
@@ -233,7 +233,7 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(
         return load(wanted)
 
     with pytest.raises(InputError, match="was changed while it was loaded; start again"):
-        TeacherRun(wanted, replaced).run()
+        TeacherRun(wanted, replaced).make_shards()
     assert not LogitsFolder(out).is_described
 
 
@@ -251,13 +251,13 @@ def test_an_engine_that_is_wrong_on_one_machine_alone_adds_nothing_to_a_folder(
 
 
 def test_two_engines_never_fill_one_folder(by: Callable[..., ScoringRequest], out: Path) -> None:
-    late = assign(by(Double))  # when nothing was described
+    late = assign_request(by(Double))  # when nothing was described
     teach(by("torch"), share=(1, 2))
     before = contents(out)
     with pytest.raises(RefusedError, match=r"teacher\.engine is torch there and double here"):
-        assign(by(Double))
+        assign_request(by(Double))
     with pytest.raises(RefusedError, match=r"teacher\.engine is torch there and double here"):
-        TeacherRun(late, lambda: load(late), share=(2, 2)).run()
+        TeacherRun(late, lambda: load(late), share=(2, 2)).make_shards()
     assert contents(out) == before
 
 
@@ -270,7 +270,7 @@ def test_two_quantisations_never_fill_one_folder(
         ENGINES, "double", replace(ENGINES["double"], facts=EngineFacts(quantization="int8"))
     )
     with pytest.raises(RefusedError, match=r"teacher\.quantization is int4 there and int8 here"):
-        assign(again)
+        assign_request(again)
 
 
 def test_an_engine_that_is_wrong_after_its_admission_is_found_by_the_audit(
@@ -284,7 +284,7 @@ def test_an_engine_that_is_wrong_after_its_admission_is_found_by_the_audit(
         teacher = open_teacher(
             done.model_dir, done.vocabulary, done.description, Compute("cpu"), engine=engine
         )
-        return audit(done.folder, teacher, fraction=1, limit=audit_limit("double", engine))
+        return audit_windows(done.folder, teacher, fraction=1, limit=audit_limit("double", engine))
 
     assert found("torch").is_another_teacher
     by(Wrong)  # the same fault again
@@ -296,7 +296,7 @@ def test_nan_after_the_admission_is_named_with_the_document_and_not_written(
 ) -> None:
     with pytest.raises(NonFiniteError, match=r"document \d+, token \d+"):
         teach(by(Broken, healthy=in_the_pass(by(Double))))
-    states = {verdict.state for verdict in verdicts(LogitsFolder(out))}
+    states = {verdict.state for verdict in verify_shards(LogitsFolder(out))}
     assert states == {"whole", "missing"}
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from trainer.data.documents import Documents
-from trainer.distill.student.from_scratch import fresh_config, fresh_model, shapes
-from trainer.distill.tokenizer.trim import trim
+from trainer.distill.student.from_scratch import fresh_config, fresh_model, list_shapes
+from trainer.distill.tokenizer.trim import trim_to_size
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.model.architecture import Architecture, parse_architecture
 from trainer.system.errors import InputError
@@ -52,7 +52,7 @@ def teacher(model: Path) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(teacher: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trimmed") / "tokenizer"
-    trim(teacher, Documents([data]), 290, output)
+    trim_to_size(teacher, Documents([data]), 290, output)
     return output
 
 
@@ -97,7 +97,7 @@ def test_its_tokenizer_is_still_known_to_the_teacher(
 ) -> None:
     shape = write_shape(tmp_path / "config.json", model_type="llama")
     folder = fresh_model(shape, tokenizer, tmp_path / "student")
-    ours, theirs = Vocabulary.load(folder, teacher), Vocabulary.load(tokenizer, teacher)
+    ours, theirs = Vocabulary.load_map(folder, teacher), Vocabulary.load_map(tokenizer, teacher)
     assert np.array_equal(ours.teacher_ids, theirs.teacher_ids)
     assert verify_folder(folder).keys() > {"model.safetensors", "vocabulary.json", "tokenizer.json"}
 
@@ -113,7 +113,7 @@ def test_the_seed_decides_the_bytes(tokenizer: Path, tmp_path: Path) -> None:
 
 def test_albor_as_published(tokenizer: Path, tmp_path: Path) -> None:
     """Against paiml/albor: configs/train/pretrain-350m.yaml and docs of albor-base-350m."""
-    config = json.loads(shapes()["albor-350m"].read_bytes())
+    config = json.loads(list_shapes()["albor-350m"].read_bytes())
     model = parse_architecture(config, "")
     assert model == Architecture(
         model_type="llama",
@@ -139,8 +139,8 @@ def test_transformers_counts_as_many_parameters_in_the_shipped_shapes() -> None:
     import torch
     import transformers
 
-    assert shapes()
-    for path in shapes().values():
+    assert list_shapes()
+    for path in list_shapes().values():
         tree = json.loads(path.read_bytes())
         config = transformers.AutoConfig.for_model(**tree)
         with torch.device("meta"):

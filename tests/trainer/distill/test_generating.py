@@ -19,9 +19,9 @@ from trainer.commands.distill.verify import verify
 from trainer.config.run import load_config
 from trainer.data.samples import read_samples
 from trainer.distill.answers.answer import Answer
-from trainer.distill.answers.description import faults
+from trainer.distill.answers.description import find_answer_faults
 from trainer.distill.answers.folder import ANSWERS_FILE, AnswersFolder
-from trainer.distill.student.distributed_dataset import taught_folder
+from trainer.distill.student.distributed_dataset import logits_folder
 from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_answers
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError, RefusedError, StorageError
@@ -86,12 +86,12 @@ def loaded(assignment: AnswerAssignment, batch: int = 4) -> Generate:
 
 
 def answer(assignment: AnswerAssignment, batch: int = 4, **options: Any) -> list[Answer]:
-    AnswerRun(assignment, lambda: loaded(assignment, batch), **options).run()
+    AnswerRun(assignment, lambda: loaded(assignment, batch), **options).make_shards()
     return answers(assignment.folder)
 
 
 def answers(folder: AnswersFolder) -> list[Answer]:
-    return [each for plan in folder.plans for each in folder.read(plan.number)]
+    return [each for plan in folder.plans for each in folder.read_shard(plan.number)]
 
 
 def told(found: list[Answer]) -> list[tuple[Any, ...]]:
@@ -113,7 +113,7 @@ def test_each_prompt_is_answered_once_and_scored_as_by_prefill(
     assert len({each.text for each in found if each.document == 0}) == 2, "samples differ"
     teacher = TorchEngine(model, torch.float32)
     for each in found:
-        (logits,) = teacher.prefill([each.tokens])
+        (logits,) = teacher.iterate_logits([each.tokens])
         log_p = logits.log_softmax(-1)[each.asked - 1 :]
         new = torch.tensor(each.tokens[each.asked :].astype(np.int64))
         expected = log_p.gather(1, new[:, None])[:, 0].numpy()
@@ -125,8 +125,8 @@ def test_batches_shards_and_parts_change_no_answer(ask: Callable[..., AnswerAssi
     np.testing.assert_equal(told(answer(ask("single"), batch=1)), told(whole))
     np.testing.assert_equal(told(answer(ask("large", prompts_per_shard=5), batch=16)), told(whole))
     halves = ask("halves")
-    AnswerRun(halves, lambda: loaded(halves), share=(2, 2)).run()
-    assert halves.folder.missing() == [0, 2]
+    AnswerRun(halves, lambda: loaded(halves), share=(2, 2)).make_shards()
+    assert halves.folder.list_missing() == [0, 2]
     np.testing.assert_equal(told(answer(halves, share=(1, 2))), told(whole))
 
 
@@ -142,7 +142,7 @@ def test_an_interrupted_pass_goes_on_with_what_is_missing(
 
     with pytest.raises(Interrupted):
         answer(stopped, check=stop)
-    missing = stopped.folder.missing()
+    missing = stopped.folder.list_missing()
     assert missing
     assert 0 not in missing
     kept = stopped.folder.shard_path(0) / ANSWERS_FILE
@@ -174,9 +174,9 @@ def test_the_folder_is_data_for_students_and_teachers(
         "model.path": str(model),
         "data.train": str(assignment.folder.path),
     }
-    assert taught_folder(load_config(None, tree), model) is None, "trained on as any other data"
+    assert logits_folder(load_config(None, tree), model) is None, "trained on as any other data"
     with pytest.raises(InputError, match="holds generated answers, not logits"):
-        taught_folder(load_config(None, tree | {"distillation.alpha": 0.5}), model)
+        logits_folder(load_config(None, tree | {"distillation.alpha": 0.5}), model)
     (assignment.folder.shard_path(1) / "manifest.json").unlink()
     with pytest.raises(InputError, match="1 of 3 shards are missing, such as shard-00001"):
         read_samples(assignment.folder.path, "causal-lm")
@@ -185,18 +185,20 @@ def test_the_folder_is_data_for_students_and_teachers(
 def test_a_blank_answer_is_no_row_but_is_there(ask: Callable[..., AnswerAssignment]) -> None:
     assignment = ask("out", samples=1)
     answer(assignment)
-    folder, plan = assignment.folder, assignment.folder.plan(0)
-    first, second = folder.read(0)
+    folder, plan = assignment.folder, assignment.folder.plan_of(0)
+    first, second = folder.read_shard(0)
     blank = replace(first, text=" ")
-    from trainer.distill.answers.file import decode, encode
+    from trainer.distill.answers.file import decode_answers, encode_answers
 
-    content = bytes(encode(folder.digest, plan, [blank, second]))
-    again = decode(folder.digest, plan, content)
+    content = bytes(encode_answers(folder.digest, plan, [blank, second]))
+    again = decode_answers(folder.digest, plan, content)
     assert [each.blank for each in again] == [True, second.blank]
     assert again[0].tokens.tolist() == first.tokens.tolist()
-    assert not faults(folder.description, plan, again)
-    assert faults(folder.description, plan, again[1:]) == ["answer 0 to prompt 0 is missing"]
-    assert faults(folder.description, plan, [*again, again[1]]) == [
+    assert not find_answer_faults(folder.description, plan, again)
+    assert find_answer_faults(folder.description, plan, again[1:]) == [
+        "answer 0 to prompt 0 is missing"
+    ]
+    assert find_answer_faults(folder.description, plan, [*again, again[1]]) == [
         "answer 0 to prompt 1 comes twice"
     ]
 
@@ -231,7 +233,7 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(
         return found
 
     with pytest.raises(InputError, match="was changed while it was loaded; start again"):
-        AnswerRun(assignment, replaced).run()
+        AnswerRun(assignment, replaced).make_shards()
     assert not assignment.folder.is_described
 
 

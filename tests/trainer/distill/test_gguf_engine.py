@@ -23,10 +23,10 @@ from gguf import GGMLQuantizationType as Kind
 from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.verify import verify_shards
 from trainer.distill.teacher import gguf_engine, llama_cpp
 from trainer.distill.teacher.admission import LIMIT
-from trainer.distill.teacher.assignment import assign
+from trainer.distill.teacher.assignment import assign_request
 from trainer.distill.teacher.audit import choose_engine
 from trainer.distill.teacher.gguf_engine import GgufEngine, open_gguf
 from trainer.distill.teacher.torch_engine import TorchEngine
@@ -90,7 +90,7 @@ def windows(vocab_size: int) -> list[np.ndarray]:
 
 
 def logits(engine: GgufEngine | TorchEngine, batch: list[np.ndarray]) -> torch.Tensor:
-    return torch.cat([rows.clone() for rows in engine.prefill(batch)]).double()
+    return torch.cat([rows.clone() for rows in engine.iterate_logits(batch)]).double()
 
 
 @needed
@@ -123,7 +123,7 @@ def test_logits_are_those_of_the_dequantised_weights(
     assert divergence.mean() < most
     monkeypatch.setattr(gguf_engine, "gguf_batch", lambda _: 16)
     _, parts = opened(tmp_path / "m.gguf")
-    assert [len(rows) for rows in parts.prefill(batch[2:3])] == [16, 16, 16, 15]
+    assert [len(rows) for rows in parts.iterate_logits(batch[2:3])] == [16, 16, 16, 15]
     torch.testing.assert_close(logits(parts, batch), found, rtol=0, atol=2e-2)
 
 
@@ -139,7 +139,7 @@ def test_a_pass_says_what_computed_and_is_repeated_to_the_byte(
     assert teacher.name == str(eights)  # not its folder in a cache
     assert teacher.kl is not None
     assert 0 < teacher.kl < LIMIT
-    assert {verdict.state for verdict in verdicts(folder)} == {"whole"}
+    assert {verdict.state for verdict in verify_shards(folder)} == {"whole"}
     assert choose_engine(folder, done.model_dir) == "torch"
     shard = folder.path / folder.description.shards[1].name
     before = (shard / "logits.parquet").read_bytes()
@@ -155,10 +155,10 @@ def test_two_engines_or_files_never_fill_one_folder(
     out = tmp_path / "logits"
     teach(wish(eights, files[1], out, engine="gguf"))
     with pytest.raises(RefusedError, match=r"teacher\.engine is gguf there and torch here"):
-        assign(wish(eights, files[1], out))
+        assign_request(wish(eights, files[1], out))
     fours = write_gguf(tmp_path / "four.gguf", files[0], Kind.Q4_1)
     with pytest.raises(RefusedError, match=r"teacher\.(digest|quantization) is"):
-        assign(wish(fours, files[1], out, engine="gguf"))
+        assign_request(wish(fours, files[1], out, engine="gguf"))
 
 
 def test_types_are_those_of_matrices_the_most_used_first(
@@ -173,12 +173,12 @@ def test_types_are_those_of_matrices_the_most_used_first(
 
 def assigned(file: Path, corpus: Path, folder: Path) -> str:
     wanted = wish(file, corpus, folder / "logits", engine="gguf")
-    return assign(wanted).description.teacher.quantization
+    return assign_request(wanted).description.teacher.quantization
 
 
 def test_a_model_that_is_no_gguf_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--engine gguf: .*/model is no GGUF file; give one"):
-        assign(wish(*files, tmp_path / "logits", engine="gguf"))
+        assign_request(wish(*files, tmp_path / "logits", engine="gguf"))
 
 
 def test_without_the_package_one_line_names_the_extra(
@@ -235,7 +235,7 @@ def test_a_window_that_does_not_fit_is_an_engines_memory_error(eights: Path) -> 
     resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))
     try:
         with pytest.raises(MemoryError):
-            next(engine.prefill([long]))
+            next(engine.iterate_logits([long]))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert len(logits(engine, [short])) == 3  # smaller batches still do
@@ -248,7 +248,7 @@ def test_a_file_that_changes_while_it_is_read_ends_the_pass(
 ) -> None:
     folder, engine = opened(eights)
     batch = windows(engine.vocab_size)
-    assert next(engine.prefill(batch)).isfinite().all()
+    assert next(engine.iterate_logits(batch)).isfinite().all()
     if how == "replaced":
         write_gguf(tmp_path / "n.gguf", files[0], Kind.Q4_1).replace(eights)
     elif how == "cut":  # a copy in its place: the mapped pages are of the old one
@@ -258,7 +258,7 @@ def test_a_file_that_changes_while_it_is_read_ends_the_pass(
         eights.unlink()
     message = r"m\.gguf: was changed, replaced or removed while it was read; start again$"
     with pytest.raises(InputError, match=message):
-        next(engine.prefill(batch))
+        next(engine.iterate_logits(batch))
     with pytest.raises(InputError, match=message):
         open_gguf(folder, CPU)
 

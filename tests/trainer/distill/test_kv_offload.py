@@ -175,7 +175,7 @@ def test_the_command_refuses_a_slower_device_unless_told_otherwise(
     assert run("plain").exit_code == 0
     done = run("stored", *there, "--kv-even-if-slower", "--kv-layers", "1")
     assert done.exit_code == 0, done.exception
-    plain, stored = (AnswersFolder(tmp_path / name).read(0) for name in ("plain", "stored"))
+    plain, stored = (AnswersFolder(tmp_path / name).read_shard(0) for name in ("plain", "stored"))
     assert [each.tokens.tolist() for each in stored] == [each.tokens.tolist() for each in plain]
 
 

@@ -40,9 +40,9 @@ from trainer.distill.answers.rounds import (
 )
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.verify import verify_shards
 from trainer.distill.teacher import run as teacher_run
-from trainer.distill.teacher.assignment import assign
+from trainer.distill.teacher.assignment import assign_request
 from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher
 from trainer.init_model import init_model
@@ -76,7 +76,7 @@ def test_each_answer_is_written_scored_and_learned_once_and_none_is_stale(
 ) -> None:
     run = course(tmp_path / "out", student, tmp_path / "logits")
     written: dict[int, int] = {}
-    write = Author.write
+    write = Author.write_answers
 
     def noting(author: Author, places: Any, *more: Any) -> Any:
         steps = len(run.steps()) if (run.output / "metrics.jsonl").exists() else 0
@@ -85,7 +85,7 @@ def test_each_answer_is_written_scored_and_learned_once_and_none_is_stale(
             written[place.document] = steps
         return write(author, places, *more)
 
-    monkeypatch.setattr(Author, "write", noting)
+    monkeypatch.setattr(Author, "write_answers", noting)
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run() == 0
     rounds = rounds_of(tmp_path / "logits")
@@ -95,9 +95,9 @@ def test_each_answer_is_written_scored_and_learned_once_and_none_is_stale(
     stale = [document // 2 - steps for document, steps in sorted(written.items())]
     assert max(stale) == 3, "the bound is used, and kept"
     assert min(stale) >= 0
-    assert [verdict.state for verdict in verdicts(open_shards(rounds.path))] == ["whole"] * 4
-    assert [verdict.state for verdict in verdicts(rounds.answers)] == ["whole"] * 4
-    answers = [each for plan in rounds.plans for each in rounds.answers.read(plan.number)]
+    assert [verdict.state for verdict in verify_shards(open_shards(rounds.path))] == ["whole"] * 4
+    assert [verdict.state for verdict in verify_shards(rounds.answers)] == ["whole"] * 4
+    answers = [each for plan in rounds.plans for each in rounds.answers.read_shard(plan.number)]
     assert sorted(str(each.prompt) for each in answers[:7]) == sorted(PROMPTS), "an epoch of them"
     assert np.all(np.isfinite(run.steps("own_kl")))
     np.testing.assert_array_less(0, run.steps("own_kl"))
@@ -112,7 +112,7 @@ def test_the_time_of_its_writing_is_a_figure_of_its_own(
 ) -> None:
     run = course(tmp_path / "out", student, tmp_path / "logits")
     spent: dict[int, float] = {}
-    write = Author.write
+    write = Author.write_answers
 
     def timed(*arguments: Any) -> Any:
         steps = len(run.steps()) if (run.output / "metrics.jsonl").exists() else 0
@@ -121,7 +121,7 @@ def test_the_time_of_its_writing_is_a_figure_of_its_own(
         spent[steps] = spent.get(steps, 0.0) + time.monotonic() - began
         return answers
 
-    monkeypatch.setattr(Author, "write", timed)
+    monkeypatch.setattr(Author, "write_answers", timed)
     began = time.monotonic()
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run() == 0
@@ -152,7 +152,7 @@ def test_a_student_that_ends_unsaved_goes_on_with_the_rounds_that_it_had_written
 ) -> None:
     whole = course(tmp_path / "whole", student, tmp_path / "logits")
     parts = course(tmp_path / "parts", student, tmp_path / "more")
-    write = Author.write
+    write = Author.write_answers
 
     def dying(author: Author, places: Any, *more: Any) -> Any:
         if places[0].document == 12:  # before step 5, after the checkpoint of step 3
@@ -163,7 +163,7 @@ def test_a_student_that_ends_unsaved_goes_on_with_the_rounds_that_it_had_written
         assert whole.run() == 0
     with teaching(teacher, corpus, tmp_path / "more"):
         with monkeypatch.context() as patch:
-            patch.setattr(Author, "write", dying)
+            patch.setattr(Author, "write_answers", dying)
             with pytest.raises(NonFiniteError):
                 parts.run()
         assert parts.steps("step") == [1, 2, 3, 4]
@@ -181,7 +181,7 @@ def test_a_student_that_ends_before_its_first_checkpoint_has_the_same_rounds(
     teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = course(tmp_path / "out", student, tmp_path / "logits")
-    write = Author.write
+    write = Author.write_answers
 
     def dying(author: Author, places: Any, *more: Any) -> Any:
         if places[0].document == 8:  # before step 3, after which the first checkpoint comes
@@ -190,7 +190,7 @@ def test_a_student_that_ends_before_its_first_checkpoint_has_the_same_rounds(
 
     with teaching(teacher, corpus, tmp_path / "logits"):
         with monkeypatch.context() as patch:
-            patch.setattr(Author, "write", dying)
+            patch.setattr(Author, "write_answers", dying)
             with pytest.raises(NonFiniteError):
                 run.run()
         assert run.steps("step") == [1, 2]
@@ -210,7 +210,7 @@ def test_tokens_that_the_tokenizer_lacks_are_never_written(
     run = course(tmp_path / "out", padded, tmp_path / "logits", training__max_steps=2)
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run() == 0
-    answers = rounds_of(tmp_path / "logits").answers.read(0)
+    answers = rounds_of(tmp_path / "logits").answers.read_shard(0)
     assert max(int(answer.tokens.max()) for answer in answers) < size
 
 
@@ -221,7 +221,7 @@ def test_answers_are_scored_while_the_corpus_is(
     settings = {f"{OWN}fraction": 1.0, "training__max_steps": 2}
     run = course(tmp_path / "out", student, tmp_path / "logits", **settings)
     logits = tmp_path / "logits"
-    score, order = Teacher.score, list[str]()
+    score, order = Teacher.score_pieces, list[str]()
 
     def slow(teaches: Teacher, pieces: Any, on_tokens: Callable[[int], None]) -> Any:
         def told(tokens: int) -> None:
@@ -238,7 +238,7 @@ def test_answers_are_scored_while_the_corpus_is(
         order.append(f"{len(pieces)} end")
         return found
 
-    monkeypatch.setattr(Teacher, "score", slow)
+    monkeypatch.setattr(Teacher, "score_pieces", slow)
     with teaching(teacher, corpus, logits, shard_bytes=1 << 20):
         assert run.run() == 0
     windows = LogitsFolder(logits).description.windows
@@ -288,7 +288,7 @@ def test_damaged_answers_and_damaged_scores_are_made_again(
     assert "logits.parquet" in reasons
     assert "answers.parquet" in reasons
     rounds = rounds_of(tmp_path / "logits")
-    assert [verdict.state for verdict in verdicts(rounds)] == ["whole"] * 4
+    assert [verdict.state for verdict in verify_shards(rounds)] == ["whole"] * 4
 
 
 def test_a_round_that_seems_to_be_missing_for_a_moment_is_not_replaced(
@@ -319,14 +319,14 @@ def test_a_full_disk_under_its_answers_is_waited_for(
     teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = course(tmp_path / "out", student, tmp_path / "logits")
-    write, failures = RoundAnswers.write, [StorageError("answers: not written: no space")] * 3
+    write, failures = RoundAnswers.write_shard, [StorageError("answers: not written: no space")] * 3
 
     def failing(answers: RoundAnswers, number: int, *more: Any) -> Path:
         if number == 2 and failures:
             raise failures.pop()
         return write(answers, number, *more)
 
-    monkeypatch.setattr(RoundAnswers, "write", failing)
+    monkeypatch.setattr(RoundAnswers, "write_shard", failing)
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run() == 0
         assert not failures
@@ -343,13 +343,13 @@ def test_a_stop_ends_the_writing_of_answers(
     teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, stop = course(tmp_path / "out", student, tmp_path / "logits"), StopRequest()
-    write = Author.write
+    write = Author.write_answers
 
     def stopped(author: Author, places: Any, *more: Any) -> Any:
         stop.request("enough")
         return write(author, places, *more)
 
-    monkeypatch.setattr(Author, "write", stopped)
+    monkeypatch.setattr(Author, "write_answers", stopped)
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run(stop) == 0
     assert not rounds_of(tmp_path / "logits").answers.plans
@@ -363,11 +363,11 @@ def test_scores_of_other_tokens_are_damage(
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run() == 0
     answers = rounds_of(tmp_path / "logits").answers
-    there = answers.read(0)
+    there = answers.read_shard(0)
     others = [replace(each, tokens=np.roll(each.tokens, 1)) for each in there]
     shutil.rmtree(answers.shard_path(0))
-    answers.write(0, others)
-    (verdict,) = verdicts(rounds_of(tmp_path / "logits"))
+    answers.write_shard(0, others)
+    (verdict,) = verify_shards(rounds_of(tmp_path / "logits"))
     assert verdict.state == "damaged"
     assert "its tokens of answer 0 are not the student's" in str(verdict.reason)
 
@@ -389,8 +389,8 @@ def test_without_a_teacher_it_ends_and_a_stop_ends_its_wait(
     student: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     """A teacher that did the corpus has ended."""
-    assignment = assign(wish(teacher, corpus, tmp_path / "logits"))
-    TeacherRun(assignment, lambda: load(assignment)).run()
+    assignment = assign_request(wish(teacher, corpus, tmp_path / "logits"))
+    TeacherRun(assignment, lambda: load(assignment)).make_shards()
     lost = course(tmp_path / "lost", student, tmp_path / "logits")
     with pytest.raises(InputError, match=r"every teacher is done; .* with --stay"):
         lost.run(timeout=0.1)
@@ -405,8 +405,8 @@ def test_what_makes_no_sense_is_refused_by_name(
     def refused(message: str, settings: dict[str, Any], scheme: Scheme | None = None) -> None:
         logits = tmp_path / f"logits-{scheme.kind if scheme else 'topk'}"
         request = wish(teacher, corpus, logits, **({"scheme": scheme} if scheme else {}))
-        assignment = assign(request)
-        assignment.describe(None)
+        assignment = assign_request(request)
+        assignment.write_description(None)
         with pytest.raises(InputError, match=message):
             course(tmp_path / "out", student, logits, **settings).run(timeout=0.1)
 

@@ -17,9 +17,9 @@ import torch
 
 from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.verify import verify_shards
 from trainer.distill.teacher.admission import LIMIT
-from trainer.distill.teacher.audit import audit, audit_limit, choose_engine
+from trainer.distill.teacher.audit import audit_limit, audit_windows, choose_engine
 from trainer.distill.teacher.openvino_engine import (
     OpenVinoEngine,
     hold_constants,
@@ -60,13 +60,13 @@ def test_its_scores_are_admitted_and_hold_beside_torch_without_a_word(
     assert (teacher.engine, teacher.quantization) == ("openvino", "int8")
     assert teacher.kl is not None
     assert 0 < teacher.kl <= LIMIT
-    assert {verdict.state for verdict in verdicts(folder)} == {"whole"}
+    assert {verdict.state for verdict in verify_shards(folder)} == {"whole"}
     assert [each.getMessage() for each in caplog.records if each.levelno > logging.INFO] == []
     assert choose_engine(folder, done.model_dir) == "torch"
     limit = audit_limit("openvino", "torch")
     wanted = folder.description
     other = open_teacher(done.model_dir, done.vocabulary, wanted, CPU, engine="torch")
-    found = audit(folder, other, fraction=1, limit=limit)
+    found = audit_windows(folder, other, fraction=1, limit=limit)
     assert not found.is_another_teacher
     assert found.as_json()["limit"] == limit > LIMIT
     assert 0 < found.mean_kl < LIMIT
@@ -81,7 +81,7 @@ def test_windows_and_batches_may_have_any_length(files: tuple[Path, Path]) -> No
     for lengths in ((5,), (64, 2, 33), (8, 8), (1, 20), (3,) * 7):
         batch = [draw.integers(engine.vocab_size, size=n, dtype=np.int32) for n in lengths]
         ours, theirs = (
-            torch.cat([logits.clone() for logits in each.prefill(batch)]).log_softmax(-1)
+            torch.cat([logits.clone() for logits in each.iterate_logits(batch)]).log_softmax(-1)
             for each in (engine, torchs)
         )
         kl = (theirs.exp() * (theirs - ours)).sum(-1)
@@ -159,7 +159,7 @@ def test_an_audit_takes_the_folders_engine_where_torch_does_not_fit(
     there = done.description.teacher
     told = replace(done.description, teacher=replace(there, engine="openvino", quantization="int8"))
     folder = LogitsFolder(tmp_path / "told")
-    folder.describe(told)
+    folder.write_description(told)
     monkeypatch.setattr("trainer.distill.teacher.audit.free_memory", lambda _: 0)
     assert choose_engine(done.folder, done.model_dir) == "torch"
     assert choose_engine(folder, done.model_dir) == "openvino"

@@ -50,7 +50,7 @@ def test_verify_reads_answers_and_names_all_that_is_damaged(done: Path, tmp_path
     assert "damaged: shard-00001;" in verified(rounds.answers.path)[1]
     shutil.rmtree(rounds.shard_path(1))
     assert "damaged: shard-00001, shard-00003;" in verified(rounds.path)[1], "the answers are"
-    rounds.answers.quarantine(1, "damaged")
+    rounds.answers.quarantine_shard(1, "damaged")
     output, error = verified(rounds.path)
     assert "2 of 3 shards are whole" in output
     assert "damaged: shard-00003;" in error

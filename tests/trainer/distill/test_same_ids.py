@@ -14,7 +14,7 @@ from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_teacher import TOPK, write_corpus, write_teacher, write_trimmed
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.teacher import assignment as module
-from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
+from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign_request
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest
 from trainer.model.files import resolve_model
 from trainer.system.errors import InputError, RefusedError
@@ -44,7 +44,7 @@ def assigned(
     teacher: Path, tokenizer: Path | None, corpus: Path | None, tmp_path: Path
 ) -> Assignment:
     out, data = tmp_path / "logits", [corpus] if corpus else []
-    return assign(
+    return assign_request(
         ScoringRequest(model=str(teacher), data=data, output=out, tokenizer=tokenizer, scheme=TOPK)
     )
 
@@ -58,7 +58,7 @@ def test_the_publishers_own_file_is_proven_equal_once(
     assert tokenizer_digest(done.model_dir) != tokenizer_digest(publisher)
     assert done.description.tokenizer.digest == tokenizer_digest(publisher)
     assert list(done.vocabulary.teacher_ids) == list(range(done.vocabulary.size))
-    done.describe(None)
+    done.write_description(None)
     monkeypatch.delattr(module, "check_same_ids")  # what a folder says was proven before
     assert assigned(file, publisher, corpus, tmp_path).description == done.description
     assert LogitsFolder(tmp_path / "logits").is_described

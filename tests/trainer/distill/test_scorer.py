@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainer.distill.logits.scores import Scheme, Scores
-from trainer.distill.teacher.compress_logits import BLOCK, Scorer, uniforms
+from trainer.distill.teacher.compress_logits import BLOCK, Scorer, draw_uniforms
 from trainer.distill.teacher.rows import Rows
 
 VOCAB, POSITIONS = 700, 40
@@ -85,7 +85,7 @@ def draw(mass: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.i
 def score(
     scheme: Scheme, teacher_ids: NDArray[np.int32], logits: NDArray[np.float32], **window: Any
 ) -> Scores:
-    return score_rows(scheme, teacher_ids, logits, **window).scores(
+    return score_rows(scheme, teacher_ids, logits, **window).to_scores(
         with_logprobs=scheme.kind != "sampled"
     )
 
@@ -98,8 +98,8 @@ def score_rows(
     start: int = 64,
 ) -> Rows:
     scorer = Scorer(scheme, teacher_ids, logits.shape[1])
-    points = uniforms(7, document, start, len(logits), scorer.draws)
-    return scorer.score(torch.from_numpy(logits), points)
+    points = draw_uniforms(7, document, start, len(logits), scorer.draws)
+    return scorer.score_rows(torch.from_numpy(logits), points)
 
 
 @pytest.mark.parametrize("teacher_ids", [IN_ORDER, TRIMMED], ids=["in order", "trimmed"])
@@ -107,7 +107,7 @@ def score_rows(
 def test_scores_as_the_twin_does(scheme: Scheme, teacher_ids: NDArray[np.int32]) -> None:
     logits = random_logits()
     draws = Scorer(scheme, teacher_ids, VOCAB).draws
-    points = uniforms(7, 3, 64, POSITIONS, draws)
+    points = draw_uniforms(7, 3, 64, POSITIONS, draws)
     expected = twin(logits, points, teacher_ids, scheme)
     found = score(scheme, teacher_ids, logits)
     np.testing.assert_array_equal(found.offsets, expected.offsets)
@@ -124,7 +124,7 @@ def test_a_vocabulary_of_the_size_of_a_real_one() -> None:
     ids = np.arange(151_669, dtype=np.int32)
     scheme = Scheme(kind="topk", top_k=64, tail_samples=8)
     logits = random_logits(3, 151_936)
-    expected = twin(logits, uniforms(7, 3, 64, 3, 8), ids, scheme)
+    expected = twin(logits, draw_uniforms(7, 3, 64, 3, 8), ids, scheme)
     found = score(scheme, ids, logits)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.entropy, expected.entropy, rtol=1e-5)
@@ -137,20 +137,20 @@ def test_nothing_is_dropped_when_each_token_is_the_students() -> None:
 
 def test_rows_that_fill_several_buffers_are_the_same_as_one_by_one() -> None:
     logits = random_logits(200)
-    points = uniforms(7, 3, 64, 200, TOPK.tail_samples)
-    few = Scorer(TOPK, TRIMMED, VOCAB, rows=3).score(torch.from_numpy(logits), points)
-    many = Scorer(TOPK, TRIMMED, VOCAB, rows=999).score(torch.from_numpy(logits), points)
+    points = draw_uniforms(7, 3, 64, 200, TOPK.tail_samples)
+    few = Scorer(TOPK, TRIMMED, VOCAB, rows=3).score_rows(torch.from_numpy(logits), points)
+    many = Scorer(TOPK, TRIMMED, VOCAB, rows=999).score_rows(torch.from_numpy(logits), points)
     for name in Rows.__slots__:
         np.testing.assert_allclose(getattr(few, name), getattr(many, name), rtol=1e-5, atol=1e-6)
 
 
 def test_a_buffer_that_was_used_before_leaves_no_trace() -> None:
     scorer = Scorer(TOPK, TRIMMED, VOCAB)
-    points = uniforms(7, 3, 64, POSITIONS, scorer.draws)
+    points = draw_uniforms(7, 3, 64, POSITIONS, scorer.draws)
     logits = torch.from_numpy(random_logits())
-    first = scorer.score(logits, points)
-    scorer.score(logits.flip(1) * 5, points)
-    again = scorer.score(logits, points)
+    first = scorer.score_rows(logits, points)
+    scorer.score_rows(logits.flip(1) * 5, points)
+    again = scorer.score_rows(logits, points)
     for name in Rows.__slots__:
         np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
 
@@ -158,9 +158,9 @@ def test_a_buffer_that_was_used_before_leaves_no_trace() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_scored_in_fp32(dtype: torch.dtype) -> None:
     logits = torch.from_numpy(random_logits()).to(dtype)
-    points = uniforms(7, 3, 64, POSITIONS, TOPK.tail_samples)
-    half = Scorer(TOPK, TRIMMED, VOCAB).score(logits, points)
-    single = Scorer(TOPK, TRIMMED, VOCAB).score(logits.float(), points)
+    points = draw_uniforms(7, 3, 64, POSITIONS, TOPK.tail_samples)
+    half = Scorer(TOPK, TRIMMED, VOCAB).score_rows(logits, points)
+    single = Scorer(TOPK, TRIMMED, VOCAB).score_rows(logits.float(), points)
     for name in Rows.__slots__:
         np.testing.assert_array_equal(getattr(half, name), getattr(single, name))
 
@@ -171,7 +171,7 @@ def test_tokens_with_a_logit_of_minus_infinity_are_impossible_and_harmless() -> 
     for scheme in (TOPK, SAMPLED):
         rows = score_rows(scheme, IN_ORDER, logits)
         assert rows.finite
-        ids = rows.scores(with_logprobs=False).ids
+        ids = rows.to_scores(with_logprobs=False).ids
         assert not np.any((ids >= 10) & (ids < 200))
 
 
@@ -179,7 +179,7 @@ def test_tokens_with_a_logit_of_minus_infinity_are_impossible_and_harmless() -> 
 def test_fewer_possible_tokens_than_are_kept(scheme: Scheme) -> None:
     logits = np.full((POSITIONS, VOCAB), -np.inf, np.float32)
     logits[:, [3, 5]] = 1.0
-    scores = score_rows(scheme, IN_ORDER, logits).scores(with_logprobs=True)
+    scores = score_rows(scheme, IN_ORDER, logits).to_scores(with_logprobs=True)
     assert scores.logprobs is not None
     assert np.isfinite(scores.logprobs).all()
     assert scores.ids.max() < len(IN_ORDER)
@@ -226,13 +226,17 @@ def test_a_windows_draws_are_repeatable_and_differ_between_windows() -> None:
 
 
 def test_a_windows_draws_do_not_overlap_those_of_the_next_position_or_document() -> None:
-    first = uniforms(0, 0, 0, 1000, 8)
+    first = draw_uniforms(0, 0, 0, 1000, 8)
     assert first.min() >= 0
     assert first.max() < 1
     assert len(np.unique(first)) == first.size
-    for other in (uniforms(0, 0, 1, 1000, 8), uniforms(0, 1, 0, 1000, 8), uniforms(1, 0, 0, 9, 8)):
+    for other in (
+        draw_uniforms(0, 0, 1, 1000, 8),
+        draw_uniforms(0, 1, 0, 1000, 8),
+        draw_uniforms(1, 0, 0, 9, 8),
+    ):
         assert not np.isin(other, first).any()
-    np.testing.assert_array_equal(first[:10], uniforms(0, 0, 0, 10, 8))
+    np.testing.assert_array_equal(first[:10], draw_uniforms(0, 0, 0, 10, 8))
 
 
 @pytest.mark.parametrize("scheme", [Scheme(kind="sampled", samples=50), TOPK], ids=lambda s: s.kind)

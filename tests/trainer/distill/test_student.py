@@ -338,7 +338,7 @@ def test_prompts_are_context_and_not_learned(model: Path, tmp_path: Path) -> Non
     turns = [{"role": "user", "content": "Add 1. " * 9}, {"role": "assistant", "content": "x"}]
     data.write_text(json.dumps({"messages": turns}) + "\n")
     logits = teach(wish(model, data, tmp_path / "logits", max_seq_len=24)).folder
-    windows = [window for plan in logits.plans for window in logits.read(plan.number)]
+    windows = [window for plan in logits.plans for window in logits.read_shard(plan.number)]
     scored = [int((np.diff(window.scores.offsets) > 0).sum()) for window in windows]
     assert scored[0] == 0 < sum(scored) < 12
     course = Course(tmp_path / "out", model, logits.path, training__batch_size=1)

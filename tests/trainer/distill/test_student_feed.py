@@ -17,7 +17,7 @@ from trainer.config.distillation import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.order import permute_epoch
 from trainer.distill.logits.stream import Position, ShardStream
-from trainer.distill.student.prefetch import Batch, Feed, Preparation, batches
+from trainer.distill.student.prefetch import Batch, BatchPrefetcher, Preparation, iterate_batches
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.system.process.stop_signals import StopRequest
 
@@ -40,7 +40,7 @@ def read(
 ) -> list[Batch]:
     stream = ShardStream(teacher.folder(path), seed=3, order=permute_epoch, group=2)
     prepare = Preparation(teacher.scheme, DistillationConfig(), 512)
-    return list(batches(stream, PLAN, step, position or Position(), prepare))
+    return list(iterate_batches(stream, PLAN, step, position or Position(), prepare))
 
 
 def test_each_epoch_has_every_window_once_in_its_own_order(
@@ -93,7 +93,7 @@ def test_a_share_that_answers_with_errors_is_waited_for(
         poll=0.01,
     )
     prepare = Preparation(teacher.scheme, DistillationConfig(), 512)
-    steps = batches(stream, PLAN, 0, Position(), prepare)
+    steps = iterate_batches(stream, PLAN, 0, Position(), prepare)
     taken = [next(steps).documents]
     for _ in range(1, PLAN.total_steps):
         share.away = True  # also between the look for a shard and reading it
@@ -144,20 +144,20 @@ class Share:
         return failing
 
 
-def never(feed: Feed) -> Iterator[Batch]:
+def never(feed: BatchPrefetcher) -> Iterator[Batch]:
     """Find damage and wait for what never comes."""
     feed.record_damage("shard-00007 is damaged")
     while True:
-        feed.waiting("waits for shard-00000")
+        feed.on_wait("waits for shard-00000")
         time.sleep(0.05)
     yield  # pyright: ignore[reportUnreachable]  # makes this a generator
 
 
 def test_a_wait_is_told_once_and_ends_when_asked() -> None:
     stop, told = StopRequest(), list[tuple[str, str]]()
-    feed = Feed(never, stop)
+    feed = BatchPrefetcher(never, stop)
     threading.Timer(1.0, stop.request, ["SIGTERM"]).start()
-    assert feed.take(lambda *what: told.append(what)) is None
+    assert feed.take_batch(lambda *what: told.append(what)) is None
     assert told == [("quarantined", "shard-00007 is damaged"), ("waiting", "waits for shard-00000")]
     feed.close()
     assert not feed.running
@@ -165,7 +165,7 @@ def test_a_wait_is_told_once_and_ends_when_asked() -> None:
 
 def test_batches_that_nobody_takes_do_not_keep_it(teacher: BigramTeacher, logits: Path) -> None:
     steps = read(teacher, logits)
-    feed = Feed(lambda _: iter(steps), StopRequest())
-    assert feed.take(nobody) is steps[0]
+    feed = BatchPrefetcher(lambda _: iter(steps), StopRequest())
+    assert feed.take_batch(nobody) is steps[0]
     feed.close()
     assert not feed.running

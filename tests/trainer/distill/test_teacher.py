@@ -88,7 +88,7 @@ def test_stored_log_probabilities_are_those_of_a_plain_forward(
     assert isinstance(teacher.engine, TorchEngine)
     hidden = teacher.engine._backbone(torch.tensor([[1, 2]]))
     assert (hidden.shape[-1] == teacher.engine.vocab_size) == (architecture == "gemma2")
-    for piece, window in zip(pieces(ids), teacher.score(pieces(ids)), strict=True):
+    for piece, window in zip(pieces(ids), teacher.score_pieces(pieces(ids)), strict=True):
         np.testing.assert_array_equal(window.tokens, piece.tokens)
         assert (window.document, window.start) == (piece.document, piece.start)
         scores = window.scores
@@ -113,7 +113,7 @@ def test_in_half_precision_the_scores_are_near_those_in_single(tiny_model: Any) 
     """In bf16 a logit has 8 bits: KL of the halves to the whole, as an audit measures it."""
     folder = tiny_model("qwen3")
     (piece,) = pieces(IN_ORDER, [60])
-    (window,) = make_teacher(folder, SCHEMES["full"], dtype=torch.bfloat16).score([piece])
+    (window,) = make_teacher(folder, SCHEMES["full"], dtype=torch.bfloat16).score_pieces([piece])
     assert window.scores.logprobs is not None
     stored = window.scores.logprobs.reshape(59, SIZE).astype(np.float64)
     live = plain_log_p(folder, piece.tokens, 1.0, torch.float32)[:, :SIZE]
@@ -124,8 +124,8 @@ def test_in_half_precision_the_scores_are_near_those_in_single(tiny_model: Any) 
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_batches_change_nothing_beyond_float_noise(tiny_model: Any, kind: str) -> None:
     folder = tiny_model("qwen3")
-    alone = make_teacher(folder, SCHEMES[kind], batch_tokens=1).score(pieces(IN_ORDER))
-    together = make_teacher(folder, SCHEMES[kind], batch_tokens=999).score(pieces(IN_ORDER))
+    alone = make_teacher(folder, SCHEMES[kind], batch_tokens=1).score_pieces(pieces(IN_ORDER))
+    together = make_teacher(folder, SCHEMES[kind], batch_tokens=999).score_pieces(pieces(IN_ORDER))
     for one, other in zip(alone, together, strict=True):
         assert_same(one, other)
 
@@ -148,7 +148,7 @@ def test_a_padded_vocabulary_never_gets_into_the_entries(tiny_model: Any, tmp_pa
     with torch.no_grad():
         head[SIZE:] = head[:10] * 40
     teacher = Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64)
-    windows = teacher.score(pieces(IN_ORDER))
+    windows = teacher.score_pieces(pieces(IN_ORDER))
     assert max(window.scores.ids.max(initial=0) for window in windows) < SIZE
     assert max(window.scores.dropped.max() for window in windows) > 0.1
 
@@ -159,7 +159,7 @@ def test_damaged_weights_are_named_with_the_document(tiny_model: Any) -> None:
         model.model.get_parameter("model.embed_tokens.weight")[7] = torch.nan
     draw = [UnscoredWindow(4, 128, np.array([1, 7, 3], np.int32))]
     with pytest.raises(NonFiniteError, match=r"document 4, token 128"):
-        Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64).score(draw)
+        Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64).score_pieces(draw)
 
 
 class Cramped(TorchEngine):
@@ -168,19 +168,19 @@ class Cramped(TorchEngine):
     fits = 40
     refused = 0
 
-    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         if len(batch) * max(len(tokens) for tokens in batch) > self.fits:
             self.refused += 1
             raise torch.OutOfMemoryError("no room")
-        return super().prefill(batch)
+        return super().iterate_logits(batch)
 
 
 def test_a_batch_that_does_not_fit_is_halved(tiny_model: Any) -> None:
     model = Cramped(tiny_model("qwen3"), torch.float32)
-    found = Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=999).score(pieces(IN_ORDER))
+    found = Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=999).score_pieces(pieces(IN_ORDER))
     assert model.refused
     for one, other in zip(
-        found, make_teacher(tiny_model("qwen3")).score(pieces(IN_ORDER)), strict=True
+        found, make_teacher(tiny_model("qwen3")).score_pieces(pieces(IN_ORDER)), strict=True
     ):
         assert_same(one, other)
 
@@ -192,13 +192,17 @@ def test_windows_of_a_token_alone_have_no_scores(tiny_model: Any, scheme: Scheme
     class Sparing(TorchEngine):
         """Computes nothing if nothing is predicted, as llama.cpp's does."""
 
-        def prefill(self, batch: Any) -> Any:
-            return super().prefill(batch) if any(len(tokens) > 1 for tokens in batch) else iter(())
+        def iterate_logits(self, batch: Any) -> Any:
+            return (
+                super().iterate_logits(batch)
+                if any(len(tokens) > 1 for tokens in batch)
+                else iter(())
+            )
 
     engine = Sparing(tiny_model("qwen3"), torch.float32)
     teacher = Teacher(engine, scheme, IN_ORDER, seed=5, batch_tokens=1)
     for window, piece in zip(
-        teacher.score(pieces(IN_ORDER, [1, 1, 9])), pieces(IN_ORDER, [1, 1, 9]), strict=True
+        teacher.score_pieces(pieces(IN_ORDER, [1, 1, 9])), pieces(IN_ORDER, [1, 1, 9]), strict=True
     ):
         np.testing.assert_array_equal(window.tokens, piece.tokens)
         assert len(window.scores.tail) == len(piece.tokens)
@@ -213,7 +217,9 @@ def test_scores_of_what_is_learned_are_those_of_the_whole_window(
     whole = pieces(IN_ORDER)
     some = [replace(piece, learned=draw.random(len(piece.tokens)) < 0.4) for piece in whole]
     some[-1] = replace(some[-1], learned=np.zeros(len(some[-1].tokens), bool))
-    for piece, window, other in zip(some, teacher.score(some), teacher.score(whole), strict=True):
+    for piece, window, other in zip(
+        some, teacher.score_pieces(some), teacher.score_pieces(whole), strict=True
+    ):
         ours, theirs = window.scores, other.scores
         for t in range(len(piece.tokens)):
             here, there = (slice(*each.offsets[t : t + 2]) for each in (ours, theirs))
@@ -228,23 +234,25 @@ def test_scores_of_what_is_learned_are_those_of_the_whole_window(
 
 def test_host_memory_that_torch_cannot_get_is_no_room_either(tiny_model: Any) -> None:
     class Full(Cramped):
-        def prefill(self, batch: Any) -> Any:
+        def iterate_logits(self, batch: Any) -> Any:
             try:
-                return super().prefill(batch)
+                return super().iterate_logits(batch)
             except torch.OutOfMemoryError:
                 torch.empty(1 << 60, dtype=torch.uint8)  # raises what the CPU's allocator does
                 raise
 
     found = Teacher(
         Full(tiny_model("qwen3"), torch.float32), TOPK, IN_ORDER, seed=5, batch_tokens=999
-    ).score(pieces(IN_ORDER))
+    ).score_pieces(pieces(IN_ORDER))
     assert len(found) == len(pieces(IN_ORDER))
 
 
 def test_a_window_that_never_fits_is_an_error(tiny_model: Any) -> None:
     model = Cramped(tiny_model("qwen3"), torch.float32)
     with pytest.raises(InputError, match="41 tokens does not fit"):
-        Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=999).score(pieces(IN_ORDER, [41]))
+        Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=999).score_pieces(
+            pieces(IN_ORDER, [41])
+        )
 
 
 def test_a_model_that_cannot_be_loaded_is_named(tiny_model: Any, tmp_path: Path) -> None:

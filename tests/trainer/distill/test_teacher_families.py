@@ -57,7 +57,7 @@ def theirs(folder: Path, batch: Sequence[NDArray[np.int32]]) -> Tensor:
 def test_torch_gives_the_logits_of_transformers(tiny: Tiny, model_type: str) -> None:
     folder = tiny.model(model_type)
     engine = TorchEngine(folder, torch.float32)
-    found = torch.cat([part.clone() for part in engine.prefill(windows())])
+    found = torch.cat([part.clone() for part in engine.iterate_logits(windows())])
     torch.testing.assert_close(found, theirs(folder, windows()), rtol=1e-5, atol=1e-5)
 
 
@@ -87,7 +87,7 @@ def test_a_model_that_also_sees_is_a_teacher_and_an_author(
         for file in words.glob("tokenizer*"):
             shutil.copy(file, folder)
         logits = teach(wish(folder, corpus, tmp_path / f"logits-{folder.name}")).folder
-        windows = (window for plan in logits.plans for window in logits.read(plan.number))
+        windows = (window for plan in logits.plans for window in logits.read_shard(plan.number))
         entropies[folder] = [window.scores.entropy for window in windows]
         request = AnswerRequest(
             model=str(folder),
@@ -98,8 +98,10 @@ def test_a_model_that_also_sees_is_a_teacher_and_an_author(
             dtype="float32",
         )
         asked = assign_answers(request)
-        AnswerRun(asked, partial(open_generate, asked.model_dir, "float32", CPU, 2)).run()
-        answers = (each for plan in asked.folder.plans for each in asked.folder.read(plan.number))
+        AnswerRun(asked, partial(open_generate, asked.model_dir, "float32", CPU, 2)).make_shards()
+        answers = (
+            each for plan in asked.folder.plans for each in asked.folder.read_shard(plan.number)
+        )
         texts[folder] = [answer.text for answer in answers]
     for one, other in zip(entropies[sees], entropies[plain], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)

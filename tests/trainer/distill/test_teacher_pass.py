@@ -29,11 +29,11 @@ from trainer.config.data import TEMPLATE_DATE
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.logits.verify import verdicts
-from trainer.distill.teacher.assignment import assign
+from trainer.distill.logits.verify import verify_shards
+from trainer.distill.teacher.assignment import assign_request
 from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher
-from trainer.distill.teacher.windows import Windows
+from trainer.distill.teacher.windows import WindowCutter
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.system.errors import InputError, InUseError, RefusedError
 from trainer.system.process.interruption import Interrupted, Interruption
@@ -76,15 +76,15 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def state(folder: Path) -> tuple[str, str | None]:
-    (status,) = TeacherWatch(LogitsFolder(folder)).look()
-    return status.beat.state, status.beat.reason
+    (status,) = TeacherWatch(LogitsFolder(folder)).list_teachers()
+    return status.state.state, status.state.reason
 
 
 def test_a_pass_covers_the_corpus_once(complete: Path) -> None:
     logits = LogitsFolder(complete)
     assert len(logits.description.shards) > 3
-    assert {verdict.state for verdict in verdicts(logits)} == {"whole"}
-    assert not logits.missing()
+    assert {verdict.state for verdict in verify_shards(logits)} == {"whole"}
+    assert not logits.list_missing()
     assert state(complete) == ("done", None)
 
 
@@ -151,7 +151,7 @@ def test_another_teacher_corpus_or_tokenizer_is_refused_with_both_hashes(
         there = described[what]["digest"]
         message = f"{what}.digest is {there} there and [0-9a-f]{{64}} here"
         with pytest.raises(RefusedError, match=message):
-            assign(request)
+            assign_request(request)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -162,8 +162,8 @@ def test_another_date_of_the_chat_template_is_refused(
     with pytest.raises(
         RefusedError, match=rf"corpus\.date is {TEMPLATE_DATE} there and {day} here"
     ):
-        assign(wish(*files, folder, date=day))
-    assign(wish(*files, folder, date=TEMPLATE_DATE))
+        assign_request(wish(*files, folder, date=day))
+    assign_request(wish(*files, folder, date=TEMPLATE_DATE))
 
 
 def test_a_tokenizer_of_another_teacher_is_refused_before_anything_is_written(
@@ -174,7 +174,7 @@ def test_a_tokenizer_of_another_teacher_is_refused_before_anything_is_written(
     other_data.write_text(json.dumps({"text": text}) + "\n")
     stranger = write_teacher(tmp_path / "stranger", other_data)
     with pytest.raises(RefusedError, match="is not the teacher's"):
-        assign(wish(*files, tmp_path / "out", tokenizer=stranger))
+        assign_request(wish(*files, tmp_path / "out", tokenizer=stranger))
     assert not (tmp_path / "out").exists()
 
 
@@ -182,7 +182,7 @@ def test_windows_beyond_what_the_teacher_knows_are_refused(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="has 2048 positions"):
-        assign(wish(*files, tmp_path / "out", max_seq_len=2049))
+        assign_request(wish(*files, tmp_path / "out", max_seq_len=2049))
 
 
 @pytest.fixture(scope="module")
@@ -203,22 +203,24 @@ def test_windows_fit_a_teacher_with_few_positions(
     gpt2: Path, files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InputError, match="--max-seq-len 33: the teacher has 32 positions"):
-        assign(wish(gpt2, files[1], tmp_path / "out", max_seq_len=33))
+        assign_request(wish(gpt2, files[1], tmp_path / "out", max_seq_len=33))
     assert not (tmp_path / "out").exists()
     caplog.set_level("INFO")
     teach(wish(gpt2, files[1], tmp_path / "out", max_seq_len=None))
     assert "windows of 32 tokens, not 1024: the teacher has no more positions" in caplog.text
     assert LogitsFolder(tmp_path / "out").description.max_seq_len == 32
     folder = LogitsFolder(tmp_path / "out")
-    windows = [window for plan in folder.description.shards for window in folder.read(plan.number)]
+    windows = [
+        window for plan in folder.description.shards for window in folder.read_shard(plan.number)
+    ]
     assert max(len(window.tokens) for window in windows) == 32
 
 
 def test_a_second_teacher_takes_the_plan_and_does_not_tokenise_the_corpus_again(
     files: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Windows, "plan", lambda *_: pytest.fail("tokenised again"))
-    assign(wish(*files, folder))
+    monkeypatch.setattr(WindowCutter, "plan_shards", lambda *_: pytest.fail("tokenised again"))
+    assign_request(wish(*files, folder))
 
 
 # The signal may come in the middle of a listing, whose iterator is then closed by the collector.
@@ -227,9 +229,9 @@ def test_a_second_teacher_takes_the_plan_and_does_not_tokenise_the_corpus_again(
 def test_a_signal_while_the_last_shard_is_written_is_no_failure(
     files: tuple[Path, Path], complete: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assignment = assign(wish(*files, tmp_path / "logits"))
+    assignment = assign_request(wish(*files, tmp_path / "logits"))
     last = assignment.description.shards[-1].number
-    interruption, write = Interruption(), LogitsFolder.write
+    interruption, write = Interruption(), LogitsFolder.write_shard
 
     def stop_and_write(folder: LogitsFolder, number: int, windows: Any) -> Path:
         if number == last:
@@ -237,30 +239,30 @@ def test_a_signal_while_the_last_shard_is_written_is_no_failure(
             wait_for(lambda: not interruption._open, "the signal is handled")
         return write(folder, number, windows)
 
-    monkeypatch.setattr(LogitsFolder, "write", stop_and_write)
+    monkeypatch.setattr(LogitsFolder, "write_shard", stop_and_write)
     teacher_run = TeacherRun(
         assignment, lambda: load(assignment), check=interruption.raise_if_interrupted
     )
     with pytest.raises(Interrupted), interruption.handle_signals(), interruption.allow_signals():
-        teacher_run.run()
+        teacher_run.make_shards()
     assert state(tmp_path / "logits")[0] == "done"
     assert contents(tmp_path / "logits") == contents(complete)
 
 
-def test_headway_counts_what_was_there_and_ends_at_the_whole(
+def test_progress_counts_what_was_there_and_ends_at_the_whole(
     files: tuple[Path, Path], folder: Path
 ) -> None:
     shutil.rmtree(folder / "shard-00002")
     seen: list[Any] = []
-    teach(wish(*files, folder), on_headway=seen.append)
+    teach(wish(*files, folder), on_progress=seen.append)
     last = seen[-1]
     assert seen[0]["shards_done"] == 2
     assert last["shards_done"] == last["shards"]
     assert last["tokens_done"] == last["tokens"] == LogitsFolder(folder).description.tokens
     done = [each["tokens_done"] for each in seen]
     assert done == sorted(done)
-    (status,) = TeacherWatch(LogitsFolder(folder)).look()
-    assert (status.beat.state, status.beat.shards_done) == ("done", last["shards"])
+    (status,) = TeacherWatch(LogitsFolder(folder)).list_teachers()
+    assert (status.state.state, status.state.shards_done) == ("done", last["shards"])
 
 
 def test_a_trimmed_vocabulary_holds_student_ids_and_counts_the_rest_as_dropped(
@@ -270,7 +272,7 @@ def test_a_trimmed_vocabulary_holds_student_ids_and_counts_the_rest_as_dropped(
     assignment = teach(wish(*files, tmp_path / "out", tokenizer=trimmed))
     size = assignment.folder.description.tokenizer.size
     assert size < assignment.folder.description.teacher.tokenizer_size
-    windows = assignment.folder.read(0)
+    windows = assignment.folder.read_shard(0)
     assert max(int(window.scores.ids.max(initial=0)) for window in windows) < size
     assert max(float(window.scores.dropped.max()) for window in windows) > 0
     assert all(np.all(window.scores.dropped <= window.scores.tail + 1e-6) for window in windows)
@@ -280,14 +282,14 @@ def test_two_teachers_of_one_part_are_refused_and_a_killed_one_is_replaced(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     request = wish(*files, tmp_path / "logits")
-    assignment = assign(request)
+    assignment = assign_request(request)
     held = acquire_lease(assignment.folder.path / "teachers" / "part-1-of-1", "the first")
     with pytest.raises(InUseError, match="part-1-of-1"):
         teach(request)
     assert not [*assignment.folder.path.glob("shard-*")]
     held.release()
     teach(request)
-    assert not LogitsFolder(tmp_path / "logits").missing()
+    assert not LogitsFolder(tmp_path / "logits").list_missing()
 
 
 @pytest.mark.parametrize("documents", ["several", "one"])
@@ -298,7 +300,7 @@ def test_a_full_shard_that_cannot_be_written_is_refused_at_the_plan(
     request = wish(
         model, corpus, tmp_path / "logits", scheme=Scheme(kind="full"), shard_bytes=10**6
     )
-    vocabulary = Vocabulary.load(model, model).size
+    vocabulary = Vocabulary.load_map(model, model).size
     if documents == "one":
         request = replace(request, shard_bytes=1)
         monkeypatch.setattr("trainer.distill.teacher.assignment.MOST_ENTRIES", vocabulary)
@@ -307,9 +309,9 @@ def test_a_full_shard_that_cannot_be_written_is_refused_at_the_plan(
         monkeypatch.setattr("trainer.distill.teacher.assignment.MOST_ENTRIES", 1000 * vocabulary)
         message = r"give --shard-bytes (\d+), or use topk"
     with pytest.raises(InputError, match=message) as refused:
-        assign(request)
+        assign_request(request)
     assert not (tmp_path / "logits").exists()
     if documents == "several":
         found = re.search(message, str(refused.value))
         assert found is not None
-        assign(replace(request, shard_bytes=int(found[1])))
+        assign_request(replace(request, shard_bytes=int(found[1])))

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.trainer.clock import Clock
 from trainer.distill.logits.description import ShardPlan
-from trainer.distill.teacher.progress import LiveTeacher, PlainTeacher, Tally, open_teacher_view
+from trainer.distill.teacher.progress import Counters, LiveTeacher, PlainTeacher, open_teacher_view
 
 SHARE = [
     ShardPlan(number=number, first_document=number, stop_document=number + 1, windows=2, tokens=100)
@@ -18,41 +18,41 @@ SHARE = [
 
 def test_what_was_there_counts_as_done_and_not_as_fast() -> None:
     clock = Clock()
-    tally = Tally(SHARE, clock)
+    tally = Counters(SHARE, clock)
     tally.count_found(SHARE[0])
-    assert (tally.headway.tokens_done, tally.headway.tokens_per_second) == (100, None)
+    assert (tally.progress.tokens_done, tally.progress.tokens_per_second) == (100, None)
     clock.now = 60  # loading the model is not scoring
-    tally.begin()
+    tally.start_clock()
     clock.now = 65
-    tally.read(50)
-    headway = tally.headway
-    assert (headway.shards_done, headway.shards) == (1, 4)
-    assert (headway.tokens_done, headway.tokens) == (150, 400)
-    assert headway.tokens_per_second == 10
-    assert headway.seconds_left == 25
-    assert str(headway) == "shard 1/4  150/400 tokens  10 tokens/s  0:25 left"
+    tally.count_tokens(50)
+    progress = tally.progress
+    assert (progress.shards_done, progress.shards) == (1, 4)
+    assert (progress.tokens_done, progress.tokens) == (150, 400)
+    assert progress.tokens_per_second == 10
+    assert progress.seconds_left == 25
+    assert str(progress) == "shard 1/4  150/400 tokens  10 tokens/s  0:25 left"
 
 
 def test_tokens_are_counted_once_before_and_after_their_shard_is_written() -> None:
-    tally = Tally(SHARE)
-    tally.read(100)
-    assert (tally.headway.tokens_done, tally.headway.shards_done) == (100, 0)
+    tally = Counters(SHARE)
+    tally.count_tokens(100)
+    assert (tally.progress.tokens_done, tally.progress.shards_done) == (100, 0)
     tally.count_written(SHARE[0])
-    assert (tally.headway.tokens_done, tally.headway.shards_done) == (100, 1)
+    assert (tally.progress.tokens_done, tally.progress.shards_done) == (100, 1)
     tally.uncount_lost(SHARE[0])
-    assert (tally.headway.tokens_done, tally.headway.shards_done) == (0, 0)
+    assert (tally.progress.tokens_done, tally.progress.shards_done) == (0, 0)
     for plan in SHARE:
         tally.count_found(plan)
-    assert tally.headway.shards_done == tally.headway.shards
-    assert tally.headway.tokens_done == 400
+    assert tally.progress.shards_done == tally.progress.shards
+    assert tally.progress.tokens_done == 400
 
 
 def status(tokens: int, shards: int) -> dict[str, Any]:
-    tally = Tally(SHARE)
+    tally = Counters(SHARE)
     for plan in SHARE[:shards]:
         tally.count_found(plan)
-    tally.read(tokens)
-    return asdict(tally.headway)
+    tally.count_tokens(tokens)
+    return asdict(tally.progress)
 
 
 def test_lines_come_at_their_interval_and_at_the_end() -> None:

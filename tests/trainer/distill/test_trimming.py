@@ -28,7 +28,7 @@ from trainer.commands.distill.trim_tokenizer import trim_tokenizer
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.tokenizer.bpe_merges import Bpe
-from trainer.distill.tokenizer.trim import Trimmed, trim
+from trainer.distill.tokenizer.trim import TrimResult, trim_to_size
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.init_model import END
 from trainer.system.errors import InputError, StorageError
@@ -51,7 +51,7 @@ class Case:
     output: Path
     trimmed: Tokenizer
     vocabulary: Vocabulary
-    report: Trimmed
+    report: TrimResult
 
     def mapped(self, text: str) -> list[int]:
         return self.vocabulary.teacher_ids[self.trimmed.encode(text).ids].tolist()
@@ -65,13 +65,13 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     request.param(folder)
     (folder / "config.json").write_text('{"vocab_size": 8192}')  # padded, as models are
     output = tmp_path_factory.mktemp("new") / "trimmed"
-    report = trim(folder, corpus(), SIZE, output)
+    report = trim_to_size(folder, corpus(), SIZE, output)
     return Case(
         folder,
         Encoder(folder).tokenizer,
         output,
         Encoder(output).tokenizer,
-        Vocabulary.load(output, folder),
+        Vocabulary.load_map(output, folder),
         report,
     )
 
@@ -157,7 +157,7 @@ def test_the_report_is_what_a_recount_gives(case: Case) -> None:
     before = [case.teacher.encode(text, add_special_tokens=False).ids for text in texts]
     after = [case.trimmed.encode(text, add_special_tokens=False).ids for text in texts]
     kept = set(case.vocabulary.teacher_ids.tolist())
-    assert case.report == Trimmed(
+    assert case.report == TrimResult(
         tokens=SIZE,
         teacher_tokens=case.teacher.get_vocab_size(),
         documents=len(texts),
@@ -171,7 +171,7 @@ def test_the_report_is_what_a_recount_gives(case: Case) -> None:
 
 def test_the_corpus_chooses_better_than_the_order_of_the_merges(case: Case) -> None:
     whole = Bpe(json.loads((case.folder / "tokenizer.json").read_bytes()), "here")
-    first = whole.select(np.zeros(max(whole.ids.values()) + 1, dtype=np.int64), SIZE)
+    first = whole.select_tokens(np.zeros(max(whole.ids.values()) + 1, dtype=np.int64), SIZE)
     assert len(first) == SIZE
     tree = json.loads((case.folder / "tokenizer.json").read_bytes())
     tree["model"]["vocab"] = {token: id for id, token in enumerate(sorted(first))}
@@ -208,7 +208,7 @@ def test_made_counts_every_merge_that_a_text_applies(case: Case) -> None:
 def test_a_corpus_of_nothing_new_still_fills_the_size(case: Case, tmp_path: Path) -> None:
     data = tmp_path / "small.txt"
     data.write_text("x = 1\n")
-    report = trim(case.folder, Documents([data]), SIZE, tmp_path / "out")
+    report = trim_to_size(case.folder, Documents([data]), SIZE, tmp_path / "out")
     assert report.tokens == SIZE
     assert report.corpus_tokens == report.corpus_teacher_tokens
 
@@ -217,10 +217,10 @@ def test_conversations_count_too(case: Case, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "zqzqzq"}, {"role": "assistant", "content": "vkvk"}]
     data = tmp_path / "chat.jsonl"
     data.write_text(json.dumps({"messages": turns}) + "\n")
-    report = trim(case.folder, Documents([data]), SIZE, tmp_path / "out")
+    report = trim_to_size(case.folder, Documents([data]), SIZE, tmp_path / "out")
     assert (report.documents, report.characters) == (1, 10)
     data.write_text(json.dumps({"prompt": "zqzqzq", "completion": "vkvk"}) + "\n")
-    report = trim(case.folder, Documents([data]), SIZE, tmp_path / "more")
+    report = trim_to_size(case.folder, Documents([data]), SIZE, tmp_path / "more")
     assert (report.documents, report.characters) == (1, 10)
 
 
@@ -228,9 +228,9 @@ def test_sizes_that_cannot_be(tmp_path: Path, case: Case) -> None:
     fixed = 256 + len(case.teacher.get_added_tokens_decoder())
     for size in (0, fixed - 1, case.teacher.get_vocab_size()):
         with pytest.raises(InputError, match=f"size must be from {fixed} .* got {size}$"):
-            trim(case.folder, few(), size, tmp_path / "out")
+            trim_to_size(case.folder, few(), size, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-    assert trim(case.folder, few(), fixed, tmp_path / "out").tokens == fixed
+    assert trim_to_size(case.folder, few(), fixed, tmp_path / "out").tokens == fixed
 
 
 @pytest.mark.parametrize("unknown", [None, "Ā"])
@@ -249,9 +249,9 @@ def test_a_vocabulary_may_lack_bytes(tmp_path: Path, unknown: str | None) -> Non
         token["id"] = kept.index(token["content"])
     (folder / "tokenizer.json").write_text(json.dumps(tree))
     (folder / "config.json").write_text(json.dumps({"vocab_size": len(kept)}))
-    trim(folder, few(), SIZE, tmp_path / "out")
+    trim_to_size(folder, few(), SIZE, tmp_path / "out")
     teacher, trimmed = Encoder(folder).tokenizer, Encoder(tmp_path / "out").tokenizer
-    ids = Vocabulary.load(tmp_path / "out", folder).teacher_ids
+    ids = Vocabulary.load_map(tmp_path / "out", folder).teacher_ids
     for text in ("a\x06b\x06", "import json\x06", "naïve ÿ 🙂"):
         expected = teacher.decode(teacher.encode(text).ids, skip_special_tokens=False)
         assert "\x06" not in expected
@@ -272,7 +272,7 @@ def test_a_vocabulary_may_lack_bytes(tmp_path: Path, unknown: str | None) -> Non
 def test_other_kinds_are_refused(tmp_path: Path, model: Any, message: str) -> None:
     Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InputError, match=message) as caught:
-        trim(tmp_path, few(), 1000, tmp_path / "out")
+        trim_to_size(tmp_path, few(), 1000, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -290,13 +290,13 @@ def test_the_folder_appears_whole_or_not_at_all(
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "sync", full)
         with pytest.raises(StorageError, match="No space left"):
-            trim(folder, few(), SIZE, tmp_path / "out")
+            trim_to_size(folder, few(), SIZE, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["teacher"]
-    trim(folder, few(), SIZE, tmp_path / "out")
+    trim_to_size(folder, few(), SIZE, tmp_path / "out")
     files = {"tokenizer.json", "tokenizer_config.json", "vocabulary.json"}
     assert verify_folder(tmp_path / "out").keys() == files
     with pytest.raises(InputError, match="exists already"):
-        trim(folder, few(), SIZE, tmp_path / "out")
+        trim_to_size(folder, few(), SIZE, tmp_path / "out")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.trainer import small_model as small
 from trainer.data.documents import Documents
-from trainer.distill.tokenizer.trim import trim
+from trainer.distill.tokenizer.trim import trim_to_size
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_digest
 from trainer.system.errors import InputError, RefusedError
 
@@ -24,21 +24,21 @@ def teacher(model: Path) -> Path:
 
 @pytest.fixture
 def trimmed(teacher: Path, data: Path, tmp_path: Path) -> Path:
-    trim(teacher, Documents([data]), 280, tmp_path / "trimmed")
+    trim_to_size(teacher, Documents([data]), 280, tmp_path / "trimmed")
     return tmp_path / "trimmed"
 
 
 def test_the_teachers_own_tokenizer_needs_no_file(teacher: Path, tmp_path: Path) -> None:
     shutil.copy(teacher / "tokenizer.json", tmp_path)
     for folder in (teacher, tmp_path):
-        vocabulary = Vocabulary.load(folder, teacher)
+        vocabulary = Vocabulary.load_map(folder, teacher)
         size = json.loads((teacher / "config.json").read_bytes())["vocab_size"]
         assert np.array_equal(vocabulary.teacher_ids, np.arange(size))
         assert vocabulary.tokenizer == vocabulary.teacher_tokenizer == tokenizer_digest(teacher)
 
 
 def test_a_trimmed_one_knows_both(teacher: Path, trimmed: Path) -> None:
-    vocabulary = Vocabulary.load(trimmed, teacher)
+    vocabulary = Vocabulary.load_map(trimmed, teacher)
     assert vocabulary.size == 280
     assert vocabulary.tokenizer == tokenizer_digest(trimmed)
     assert vocabulary.teacher_tokenizer == tokenizer_digest(teacher)
@@ -51,12 +51,12 @@ def test_another_teacher_is_refused_with_both_hashes(
     other = small.write_model(tmp_path / "other", data)
     theirs, ours, mine = (tokenizer_digest(path)[:16] for path in (other, trimmed, teacher))
     with pytest.raises(RefusedError, match=f"was trimmed from the tokenizer {mine}.*{theirs}"):
-        Vocabulary.load(trimmed, other)
+        Vocabulary.load_map(trimmed, other)
     with pytest.raises(RefusedError, match=f"not the teacher's \\({mine}.*{theirs}"):
-        Vocabulary.load(teacher, other)
+        Vocabulary.load_map(teacher, other)
     shutil.copy(other / "tokenizer.json", trimmed)
     with pytest.raises(RefusedError, match=f"\\({theirs}\\) is not the one .* \\({ours}\\)"):
-        Vocabulary.load(trimmed, teacher)
+        Vocabulary.load_map(trimmed, teacher)
 
 
 def test_a_model_that_lacks_rows_is_not_a_padded_one(teacher: Path, tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_a_model_that_lacks_rows_is_not_a_padded_one(teacher: Path, tmp_path: Pa
     for rows, fits in ((size + 100, True), (size, True), (size - 1, False)):
         (folder / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
         if fits:
-            assert Vocabulary.load(folder, folder).size == size
+            assert Vocabulary.load_map(folder, folder).size == size
         else:
             with pytest.raises(InputError, match=f"makes {size} tokens, its model has {rows}"):
-                Vocabulary.load(folder, folder)
+                Vocabulary.load_map(folder, folder)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_a_damaged_file_is_named(
     path = trimmed / "vocabulary.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
     with pytest.raises(InputError, match=f"vocabulary.json: .*{message}"):
-        Vocabulary.load(trimmed, teacher)
+        Vocabulary.load_map(trimmed, teacher)
     path.write_text("{")
     with pytest.raises(InputError, match="damaged"):
-        Vocabulary.load(trimmed, teacher)
+        Vocabulary.load_map(trimmed, teacher)
 
 
 def test_folders_without_a_tokenizer(teacher: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tokenizer\.json: cannot be read"):
-        Vocabulary.load(tmp_path, teacher)
+        Vocabulary.load_map(tmp_path, teacher)
     with pytest.raises(InputError, match=r"tokenizer\.json: cannot be read"):
-        Vocabulary.load(teacher, tmp_path)
+        Vocabulary.load_map(teacher, tmp_path)

@@ -14,7 +14,7 @@ from tests.trainer.small_teacher import write_corpus, write_teacher, write_trimm
 from trainer.data.document_tokens import EncodedDocuments, ReadDocuments, open_documents
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
-from trainer.distill.teacher.windows import Windows
+from trainer.distill.teacher.windows import WindowCutter
 from trainer.system.errors import InputError
 
 
@@ -28,16 +28,16 @@ def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_teacher(tmp_path_factory.mktemp("teacher") / "model", corpus)
 
 
-def windows_of(corpus: Path, model: Path, max_seq_len: int = 32) -> Windows:
-    return Windows(ReadDocuments(Documents([corpus]), Encoder(model)), max_seq_len)
+def windows_of(corpus: Path, model: Path, max_seq_len: int = 32) -> WindowCutter:
+    return WindowCutter(ReadDocuments(Documents([corpus]), Encoder(model)), max_seq_len)
 
 
 def test_windows_hold_each_token_of_each_document_once_and_in_order(
     corpus: Path, model: Path
 ) -> None:
     windows, encoder = windows_of(corpus, model), Encoder(model)
-    plans = windows.plan(windows.ranges(600))
-    pieces = [piece for plan in plans for piece in windows.cut(plan)]
+    plans = windows.plan_shards(windows.split_documents(600))
+    pieces = [piece for plan in plans for piece in windows.cut_shard(plan)]
     for number, sample in enumerate(Documents([corpus])):
         mine = [piece for piece in pieces if piece.document == number]
         found = np.concatenate([piece.tokens for piece in mine]).tolist()
@@ -65,8 +65,8 @@ def test_what_training_does_not_learn_is_not_scored(model: Path, tmp_path: Path)
     ]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     windows = windows_of(data, model)
-    (plan,) = windows.plan(windows.ranges(1 << 20))
-    pieces = windows.cut(plan)
+    (plan,) = windows.plan_shards(windows.split_documents(1 << 20))
+    pieces = windows.cut_shard(plan)
     for number, sample in enumerate(Documents([data])):
         mine = [piece for piece in pieces if piece.document == number]
         learned = np.concatenate(
@@ -85,8 +85,10 @@ def test_shards_depend_on_the_text_and_not_on_the_tokenizer(
 ) -> None:
     trimmed = write_trimmed(tmp_path / "trimmed", model, corpus)
     one, other = windows_of(corpus, model), windows_of(corpus, trimmed)
-    assert one.ranges(600) == other.ranges(600)
-    assert one.plan(one.ranges(600)) != other.plan(other.ranges(600))
+    assert one.split_documents(600) == other.split_documents(600)
+    assert one.plan_shards(one.split_documents(600)) != other.plan_shards(
+        other.split_documents(600)
+    )
 
 
 def test_a_shard_has_as_much_text_as_asked_for_but_the_last(corpus: Path, model: Path) -> None:
@@ -94,15 +96,15 @@ def test_a_shard_has_as_much_text_as_asked_for_but_the_last(corpus: Path, model:
         sum(len(turn.content) for turn in sample.messages) or len(sample.text)
         for sample in Documents([corpus])
     ]
-    ranges = windows_of(corpus, model).ranges(600)
+    ranges = windows_of(corpus, model).split_documents(600)
     assert ranges[0][0] == 0
     assert ranges[-1][1] == len(sizes)
     for (_, stop), (first, _) in pairwise(ranges):
         assert stop == first
     for first, stop in ranges[:-1]:
         assert sum(sizes[first:stop]) >= 600 > sum(sizes[first : stop - 1])
-    assert len(windows_of(corpus, model).ranges(1)) == len(sizes)
-    assert windows_of(corpus, model).ranges(1 << 30) == [(0, len(sizes))]
+    assert len(windows_of(corpus, model).split_documents(1)) == len(sizes)
+    assert windows_of(corpus, model).split_documents(1 << 30) == [(0, len(sizes))]
 
 
 def test_documents_beyond_one_batch_of_the_tokenizer(
@@ -113,8 +115,8 @@ def test_documents_beyond_one_batch_of_the_tokenizer(
     texts = [f"x{number} = 1\n" * 2_000 for number in range(5)]  # 90 KB
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     windows, encoder = windows_of(path, model, 1024), Encoder(model)
-    (plan,) = windows.plan(windows.ranges(1 << 30))
-    pieces = windows.cut(plan)
+    (plan,) = windows.plan_shards(windows.split_documents(1 << 30))
+    pieces = windows.cut_shard(plan)
     for number, text in enumerate(texts):
         tokens = np.concatenate([each.tokens for each in pieces if each.document == number])
         assert encoder.tokenizer.decode(tokens.tolist()) == text
@@ -125,18 +127,18 @@ def test_a_text_that_ends_by_itself_ends_once(model: Path, tmp_path: Path) -> No
     path = tmp_path / "ended.jsonl"
     path.write_text(json.dumps({"text": f"x = 1{end}"}) + "\n")
     windows = windows_of(path, model)
-    (plan,) = windows.plan(windows.ranges(1))
-    (piece,) = windows.cut(plan)
+    (plan,) = windows.plan_shards(windows.split_documents(1))
+    (piece,) = windows.cut_shard(plan)
     assert piece.tokens.tolist().count(Encoder(model).end) == 1
 
 
 def test_a_document_that_changed_meanwhile_is_an_error(model: Path, tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "texts.jsonl")
     windows = windows_of(path, model)
-    plans = windows.plan(windows.ranges(600))
+    plans = windows.plan_shards(windows.split_documents(600))
     path.write_text(path.read_text().replace("x + 3", "x + 4"))
     with pytest.raises(InputError, match="has changed"):
-        [windows.cut(plan) for plan in plans]
+        [windows.cut_shard(plan) for plan in plans]
 
 
 @pytest.mark.long
@@ -160,13 +162,13 @@ def test_encoded_rows_give_the_same_corpus_and_windows(
     encoded = open_documents(paths, {}, Encoder(model))
     assert isinstance(encoded, EncodedDocuments)
     assert (encoded.digest, len(encoded)) == (plain.digest, len(plain))
-    mine, theirs = Windows(plain, 32), Windows(encoded, 32)
-    ranges = mine.ranges(600)
-    assert theirs.ranges(600) == ranges
-    plans = mine.plan(ranges)
-    assert theirs.plan(ranges) == plans
+    mine, theirs = WindowCutter(plain, 32), WindowCutter(encoded, 32)
+    ranges = mine.split_documents(600)
+    assert theirs.split_documents(600) == ranges
+    plans = mine.plan_shards(ranges)
+    assert theirs.plan_shards(ranges) == plans
     for plan in plans:
-        for one, other in zip(mine.cut(plan), theirs.cut(plan), strict=True):
+        for one, other in zip(mine.cut_shard(plan), theirs.cut_shard(plan), strict=True):
             assert (one.document, one.start) == (other.document, other.start)
             np.testing.assert_array_equal(one.tokens, other.tokens)
             np.testing.assert_array_equal(one.is_scored, other.is_scored)

@@ -18,7 +18,7 @@ from trainer.commands.distill.teacher import teacher
 from trainer.commands.evaluate import evaluate
 from trainer.config.run import RunConfig, load_config
 from trainer.data.tokenizer_folder import load_tokenizer
-from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
+from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign_request
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
 from trainer.run.inputs import read_inputs
@@ -102,12 +102,12 @@ def test_a_teacher_takes_the_date(
     found: list[str] = []
 
     def note(request: ScoringRequest) -> Assignment:
-        assignment = assign(request)
+        assignment = assign_request(request)
         (window,) = assignment.first_windows(100)
         found.append(load_tokenizer(dated).decode(window.tolist()))
         raise InputError("enough")
 
-    monkeypatch.setattr("trainer.distill.teacher.assignment.assign", note)
+    monkeypatch.setattr("trainer.distill.teacher.assignment.assign_request", note)
     given = [str(dated), "--data", str(data), "--out", str(tmp_path / "logits"), *words]
     done = click.testing.CliRunner().invoke(teacher, given)
     assert "enough" in str(done.exception)

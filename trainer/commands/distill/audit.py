@@ -56,8 +56,8 @@ def audit(
     Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
     """
     from trainer.distill.answers.opened import open_logits
-    from trainer.distill.teacher.audit import audit as compare
     from trainer.distill.teacher.audit import audit_limit, check_teacher, choose_engine
+    from trainer.distill.teacher.audit import audit_windows as compare
     from trainer.distill.teacher.scoring import open_teacher
     from trainer.model.files import resolve_model
 

@@ -161,16 +161,16 @@ def generate(
                 dtype = assignment.description.teacher.dtype
                 return open_generate(assignment.model_dir, dtype, compute, batch, offload)
 
-            headway = AnswerRun(
+            progress = AnswerRun(
                 assignment,
                 open_model,
                 share=share,
                 name=name,
-                on_headway=view.update,
+                on_progress=view.update,
                 check=interruption.raise_if_interrupted,
-            ).run()
+            ).make_shards()
     except Interrupted as reason:
         click.echo(f"{reason}; the same command resumes from here", err=True)
         return
     answers = assignment.description.answers
-    click.echo(f"{assignment.folder.path}: {headway.shards} shards of {answers:,} answers")
+    click.echo(f"{assignment.folder.path}: {progress.shards} shards of {answers:,} answers")

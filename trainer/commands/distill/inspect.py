@@ -34,10 +34,10 @@ BAR = 40
 def inspect(folder: Path, sample: int, as_json: bool) -> None:
     """Show the format and amount of the logits in DIR, and which teachers are writing."""
     from trainer.distill.answers.opened import open_logits
-    from trainer.distill.logits.survey import survey
+    from trainer.distill.logits.survey import survey_logits
 
     logits = open_logits(folder)
-    found = survey(logits, sample)
+    found = survey_logits(logits, sample)
     plans = logits.plans
     planned = {
         "shards": len(plans),
@@ -54,7 +54,7 @@ def inspect(folder: Path, sample: int, as_json: bool) -> None:
             "digest": logits.digest,
             "planned": planned,
             "found": asdict(found) | {"bytes_per_token": found.bytes_per_token},
-            "teachers": [asdict(each.beat) | {"silent": each.silent} for each in teachers],
+            "teachers": [asdict(each.state) | {"silent": each.silent} for each in teachers],
         }
         click.echo(json.dumps(tree))
         return
@@ -67,9 +67,9 @@ def _teachers(logits: LogitsFolder) -> list[TeacherStatus]:
     from trainer.distill.logits.heartbeat import INTERVAL, TeacherWatch
 
     watch = TeacherWatch(logits)
-    if any(each.beat.state in ("running", "waiting") for each in watch.look()):
+    if any(each.state.state in ("running", "waiting") for each in watch.list_teachers()):
         time.sleep(1.5 * INTERVAL)
-    return watch.look()
+    return watch.list_teachers()
 
 
 def _report(
@@ -135,7 +135,7 @@ def _distributions(contents: Contents, exact: bool) -> list[str]:
 
 
 def _teacher_line(status: TeacherStatus) -> str:
-    beat = status.beat
+    beat = status.state
     line = f"{beat.name}: {beat.state}, {beat.shards_done} of {beat.shards} shards"
     if beat.tokens_per_second:
         line += f", {beat.tokens_per_second:,.0f} tokens/s"

@@ -187,7 +187,7 @@ def teacher(
             "give --data PATH, or --stay without it: then it scores the answers that students write"
         )
     from trainer.distill.logits.scores import Scheme
-    from trainer.distill.teacher.assignment import ScoringRequest, assign
+    from trainer.distill.teacher.assignment import ScoringRequest, assign_request
     from trainer.distill.teacher.progress import open_teacher_view
     from trainer.distill.teacher.run import TeacherRun
     from trainer.system.process.interruption import Interrupted, Interruption
@@ -208,7 +208,7 @@ def teacher(
                 samples=samples,
                 temperature=temperature,
             )
-            assignment = assign(ScoringRequest(model=model, scheme=kept, **request))
+            assignment = assign_request(ScoringRequest(model=model, scheme=kept, **request))
             view = open_teacher_view()
             stack.callback(view.close)
 
@@ -229,11 +229,11 @@ def teacher(
                 share=share,
                 name=name,
                 over=lambda: until is not None and says_over(until),
-                on_headway=view.update,
+                on_progress=view.update,
                 check=interruption.raise_if_interrupted,
             )
-            headway = teacher_run.run(stay=stay)
+            progress = teacher_run.make_shards(stay=stay)
     except Interrupted as reason:
         click.echo(f"{reason}; the same command resumes from here", err=True)
         return
-    click.echo(f"{assignment.folder.path}: {headway.shards} shards, {headway.tokens:,} tokens")
+    click.echo(f"{assignment.folder.path}: {progress.shards} shards, {progress.tokens:,} tokens")

@@ -34,11 +34,11 @@ def trim_tokenizer(
     kept, so any text can still be encoded; the other tokens are those that the data uses most.
     """
     from trainer.data.documents import Documents
-    from trainer.distill.tokenizer.trim import trim
+    from trainer.distill.tokenizer.trim import trim_to_size
     from trainer.model.files import local_model
 
     folder = local_model(tokenizer_dir) or tokenizer_dir
-    trimmed = trim(folder, Documents(data, columns), size, output)
+    trimmed = trim_to_size(folder, Documents(data, columns), size, output)
     if as_json:
         tree = {"schema": "motley.trimming/1", "output": str(output), **asdict(trimmed)}
         click.echo(json.dumps(tree))

@@ -24,10 +24,10 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
     """
     from trainer.distill.answers.opened import open_shards
     from trainer.distill.logits.dataset import LogitsFolder
-    from trainer.distill.logits.verify import verdicts
+    from trainer.distill.logits.verify import verify_shards
 
     logits = open_shards(folder)
-    found = list(verdicts(logits))
+    found = list(verify_shards(logits))
     states = Counter(verdict.state for verdict in found)
     wrong = [each for each in found if each.state == "damaged"]
     missing = [each.name for each in found if each.state == "missing"]

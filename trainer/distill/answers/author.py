@@ -52,7 +52,7 @@ class Prompts:
     tokens: Sequence[Sequence[int]]
 
     @classmethod
-    def read(cls, path: Path, columns: Mapping[str, str], model_dir: Path) -> Prompts:
+    def read_prompts(cls, path: Path, columns: Mapping[str, str], model_dir: Path) -> Prompts:
         """Read a file.
 
         Raises:
@@ -101,7 +101,7 @@ class PromptSamples(Sequence[Sample]):
         return self._rows.read_prompt(index)
 
 
-class Place(NamedTuple):
+class AnswerSlot(NamedTuple):
     """An answer that is to be written."""
 
     document: int
@@ -133,8 +133,8 @@ class Author:
         self._generate, self._prompts, self._sampling = generate, prompts, sampling
         self._max_new_tokens, self._stops = max_new_tokens, stops
 
-    def write(
-        self, places: Sequence[Place], on_tokens: Callable[[int], None] = lambda _: None
+    def write_answers(
+        self, places: Sequence[AnswerSlot], on_tokens: Callable[[int], None] = lambda _: None
     ) -> list[Answer]:
         """Return answers, in the order of their places.
 
@@ -149,10 +149,10 @@ class Author:
         known = self._prompts.encoder.largest + 1
         numbers = [place.number for place in places]
         sampling = ScoredSampling(**asdict(self._sampling), numbers=numbers, vocabulary=known)
-        streams = [self._stream(place) for place in places]
+        streams = [self._open_stream(place) for place in places]
         untold = 0
 
-        def until(row: int, tokens: Sequence[int]) -> bool:
+        def should_stop(row: int, tokens: Sequence[int]) -> bool:
             nonlocal untold
             untold += 1
             if untold == _TELL:
@@ -161,7 +161,7 @@ class Author:
             if not streams[row].markers:
                 return False
             if len(tokens) == 1:  # a batch that did not fit begins again
-                streams[row] = self._stream(places[row])
+                streams[row] = self._open_stream(places[row])
             streams[row].push(tokens)
             return streams[row].ended
 
@@ -170,17 +170,19 @@ class Author:
             max_new_tokens=self._max_new_tokens,
             sampling=sampling,
             stop=self._prompts.encoder.stops,
-            until=until,
+            until=should_stop,
         )
         on_tokens(untold)
         return [
-            self._answer(place, new, [sampling.logprobs[row, at] for at in range(len(new))])
+            self._make_answer(place, new, [sampling.logprobs[row, at] for at in range(len(new))])
             for row, (place, new) in enumerate(zip(places, made, strict=True))
         ]
 
-    def _answer(self, place: Place, new: Sequence[int], scores: Sequence[float]) -> Answer:
+    def _make_answer(
+        self, place: AnswerSlot, new: Sequence[int], scores: Sequence[float]
+    ) -> Answer:
         stopped = new[-1] in self._prompts.encoder.stops
-        stream = self._stream(place)
+        stream = self._open_stream(place)
         stream.finish(new[:-1] if stopped else new)
         ended = stopped or stream.ended
         asked = self._prompts.tokens[place.prompt]
@@ -195,7 +197,7 @@ class Author:
             ended=ended,
         )
 
-    def _stream(self, place: Place) -> TextStream:
+    def _open_stream(self, place: AnswerSlot) -> TextStream:
         prompts, number = self._prompts, place.prompt
         sample, tokens = prompts.samples[number], prompts.tokens[number]
         return prompts.encoder.answer_stream(sample, tokens, self._stops)

@@ -20,7 +20,7 @@ from trainer.distill.logits.description import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class SamplingParams:
     """How tokens are drawn, see `replica.sampling.Sampling`."""
 
     temperature: float
@@ -43,7 +43,7 @@ class AnswersDescription(Described):
     samples: int
     """Answers to each prompt."""
     max_new_tokens: int
-    drawing: Drawing
+    drawing: SamplingParams
     stops: tuple[str, ...]
     """Texts that end an answer, beside the model's own end."""
     shards: tuple[ShardPlan, ...]
@@ -64,7 +64,9 @@ def prompts_digest(prompts: Sequence[Sample]) -> str:
     return hasher.hexdigest()
 
 
-def plans(prompts: int, per_shard: int, samples: int, new_tokens: int) -> tuple[ShardPlan, ...]:
+def plan_shards(
+    prompts: int, per_shard: int, samples: int, new_tokens: int
+) -> tuple[ShardPlan, ...]:
     """Return the shards of prompts, `per_shard` of them in each."""
     return tuple(
         ShardPlan(
@@ -78,7 +80,7 @@ def plans(prompts: int, per_shard: int, samples: int, new_tokens: int) -> tuple[
     )
 
 
-def faults(
+def find_answer_faults(
     description: AnswersDescription, plan: ShardPlan, answers: Sequence[Answer]
 ) -> list[str]:
     """Return what is missing, doubled or out of order in a shard: each answer is there once."""

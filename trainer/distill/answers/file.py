@@ -38,20 +38,20 @@ _FIELDS = {
 }
 
 
-def encode(dataset: str, plan: ShardPlan, answers: Sequence[Answer]) -> memoryview:
+def encode_answers(dataset: str, plan: ShardPlan, answers: Sequence[Answer]) -> memoryview:
     """Return the file of a shard.
 
     Args:
         dataset: the digest of the folder's description.
     """
-    blank = [_blank(answer) for answer in answers if answer.blank]
+    blank = [_to_blank(answer) for answer in answers if answer.blank]
     metadata = {
         "motley.schema": ANSWERS_SCHEMA,
         "motley.dataset": dataset,
         "motley.shard": json.dumps(asdict(plan)),
         "motley.blank": json.dumps(blank),
     }
-    rows = [_row(answer) for answer in answers if not answer.blank]
+    rows = [_to_row(answer) for answer in answers if not answer.blank]
     schema = pa.schema(list(_FIELDS.items()), metadata=metadata)
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -65,7 +65,7 @@ def encode(dataset: str, plan: ShardPlan, answers: Sequence[Answer]) -> memoryvi
 
 
 @dataclass(frozen=True)
-class _Blank:
+class _BlankAnswer:
     """An answer without text, as the metadata has it."""
 
     document: int
@@ -76,7 +76,7 @@ class _Blank:
     ended: bool
 
 
-def decode(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer]:
+def decode_answers(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer]:
     """Return the answers of a shard's file.
 
     Raises:
@@ -93,13 +93,13 @@ def decode(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer]:
             if (there := metadata.get(key.encode())) != value.encode():
                 raise ValueError(f"{key} is {there!r}, not {value!r}")
         check_plain_pages(BytesIO(content), file.metadata, most_unpacked(content))
-        rows = file.read(use_threads=False).to_pylist()  # see `logits.shard.decode`
+        rows = file.read(use_threads=False).to_pylist()  # see `logits.shard.decode_windows`
     except pa.ArrowException as error:
         raise ValueError(f"not usable Parquet: {error}") from None
     try:
-        blank = validate_json(list[_Blank], metadata[b"motley.blank"], "motley.blank")
+        blank = validate_json(list[_BlankAnswer], metadata[b"motley.blank"], "motley.blank")
         rows += [{"prompt": "", "completion": "", **vars(each)} for each in blank]
-        answers = [_answer(row) for row in rows]
+        answers = [_from_row(row) for row in rows]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"a damaged answer: {error}") from None
     for answer in answers:
@@ -111,21 +111,21 @@ def decode(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer]:
     return sorted(answers, key=lambda answer: (answer.document, answer.sample))
 
 
-def _row(answer: Answer) -> dict[str, Any]:
-    row = _blank(answer)
+def _to_row(answer: Answer) -> dict[str, Any]:
+    row = _to_blank(answer)
     if isinstance(answer.prompt, str):
         return {**row, "prompt": answer.prompt, "completion": answer.text}
-    turns = [_turn(message) for message in answer.prompt]
+    turns = [_to_context(message) for message in answer.prompt]
     return {**row, "messages": [*turns, {"role": "assistant", "content": answer.text}]}
 
 
-def _turn(message: ChatMessage) -> dict[str, Any]:
+def _to_context(message: ChatMessage) -> dict[str, Any]:
     """Return a turn of a prompt: context, of which nothing is learned."""
     weight = {"weight": 0} if message.role == "assistant" else {}
     return {"role": message.role, "content": message.content, **weight}
 
 
-def _blank(answer: Answer) -> dict[str, Any]:
+def _to_blank(answer: Answer) -> dict[str, Any]:
     """Return what is kept of an answer beside its text."""
     return {
         "document": answer.document,
@@ -137,7 +137,7 @@ def _blank(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _answer(row: dict[str, Any]) -> Answer:
+def _from_row(row: dict[str, Any]) -> Answer:
     prompt, text = row["prompt"], row["completion"]
     if prompt is None:
         *asked, last = row["messages"]

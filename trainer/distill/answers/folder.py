@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainer.distill.answers.answer import Answer
-from trainer.distill.answers.description import AnswersDescription, faults
+from trainer.distill.answers.description import AnswersDescription, find_answer_faults
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.shard_folder import ShardFolder
 
@@ -17,18 +17,18 @@ class AnswersFolder(ShardFolder[AnswersDescription, Answer]):
 
     file = ANSWERS_FILE
 
-    def _parse(self, text: bytes) -> AnswersDescription:
+    def _parse_description(self, text: bytes) -> AnswersDescription:
         return AnswersDescription.from_json(text)
 
-    def _encode(self, plan: ShardPlan, items: Sequence[Answer]) -> memoryview:
-        from trainer.distill.answers.file import encode
+    def _encode_shard(self, plan: ShardPlan, items: Sequence[Answer]) -> memoryview:
+        from trainer.distill.answers.file import encode_answers
 
-        return encode(self.description.digest, plan, items)
+        return encode_answers(self.description.digest, plan, items)
 
-    def _decode(self, plan: ShardPlan, content: bytes) -> Sequence[Answer]:
-        from trainer.distill.answers.file import decode
+    def _decode_shard(self, plan: ShardPlan, content: bytes) -> Sequence[Answer]:
+        from trainer.distill.answers.file import decode_answers
 
-        return decode(self.description.digest, plan, content)
+        return decode_answers(self.description.digest, plan, content)
 
-    def _faults(self, plan: ShardPlan, items: Sequence[Answer]) -> list[str]:
-        return faults(self.description, plan, items)
+    def _find_faults(self, plan: ShardPlan, items: Sequence[Answer]) -> list[str]:
+        return find_answer_faults(self.description, plan, items)

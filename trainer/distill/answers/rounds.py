@@ -34,9 +34,9 @@ class RoundAnswers(AnswersFolder):
         """See `ShardFolder`: those of the rounds that were written."""
         names = (name.removeprefix("shard-") for name in list_matching(self.path, "shard-*"))
         numbers = sorted(int(name) for name in names if name.isdecimal())
-        return [self.plan(number) for number in numbers if self.is_there(number)]
+        return [self.plan_of(number) for number in numbers if self.is_there(number)]
 
-    def plan(self, number: int) -> ShardPlan:
+    def plan_of(self, number: int) -> ShardPlan:
         """See `ShardFolder`."""
         there = self.description
         return ShardPlan(
@@ -47,7 +47,7 @@ class RoundAnswers(AnswersFolder):
             tokens=there.samples * there.max_new_tokens,
         )
 
-    def _faults(self, plan: ShardPlan, items: Sequence[Answer]) -> list[str]:
+    def _find_faults(self, plan: ShardPlan, items: Sequence[Answer]) -> list[str]:
         documents = [answer.document for answer in items]
         wanted = range(plan.first_document, plan.stop_document)
         return [] if documents == [*wanted] else [f"its answers are {documents}, not {wanted}"]
@@ -72,27 +72,27 @@ class RoundsFolder(LogitsFolder):
         found: list[ShardPlan] = []
         for plan in self.answers.plans:
             try:
-                found.append(self.plan(plan.number))
+                found.append(self.plan_of(plan.number))
             except StorageError:
                 found.append(plan)
         return found
 
-    def plan(self, number: int) -> ShardPlan:
+    def plan_of(self, number: int) -> ShardPlan:
         """See `ShardFolder`; raises StorageError if the answers are missing or damaged."""
         if number not in self._plans:
-            self.plan_scores(number, self.answers.read(number))
+            self.plan_scores(number, self.answers.read_shard(number))
         return self._plans[number]
 
     def plan_scores(self, number: int, answers: Sequence[Answer]) -> ShardPlan:
         """Return the plan of the scores of a round's answers."""
         tokens = sum(len(answer.tokens) for answer in answers)
-        self._plans[number] = replace(self.answers.plan(number), tokens=tokens)
+        self._plans[number] = replace(self.answers.plan_of(number), tokens=tokens)
         return self._plans[number]
 
-    def _decode(self, plan: ShardPlan, content: bytes) -> Sequence[Window]:
+    def _decode_shard(self, plan: ShardPlan, content: bytes) -> Sequence[Window]:
         """Return the windows, which must be scores of the answers that are there."""
-        windows = super()._decode(plan, content)
-        for window, answer in zip(windows, self.answers.read(plan.number), strict=True):
+        windows = super()._decode_shard(plan, content)
+        for window, answer in zip(windows, self.answers.read_shard(plan.number), strict=True):
             if not np.array_equal(window.tokens, answer.tokens):
                 raise ValueError(f"its tokens of answer {answer.document} are not the student's")
         return windows

@@ -8,7 +8,7 @@ from trainer.distill.logits.description import Description, ShardPlan
 from trainer.distill.logits.scores import Window
 from trainer.distill.logits.shard_folder import DATASET, QUARANTINE, TEACHERS, ShardFolder
 
-__all__ = ["DATASET", "QUARANTINE", "SHARD_FILE", "TEACHERS", "LogitsFolder", "faults"]
+__all__ = ["DATASET", "QUARANTINE", "SHARD_FILE", "TEACHERS", "LogitsFolder", "find_window_faults"]
 
 SHARD_FILE = "logits.parquet"
 
@@ -18,24 +18,24 @@ class LogitsFolder(ShardFolder[Description, Window]):
 
     file = SHARD_FILE
 
-    def _parse(self, text: bytes) -> Description:
+    def _parse_description(self, text: bytes) -> Description:
         return Description.from_json(text)
 
-    def _encode(self, plan: ShardPlan, items: Sequence[Window]) -> memoryview:
-        from trainer.distill.logits.shard import encode
+    def _encode_shard(self, plan: ShardPlan, items: Sequence[Window]) -> memoryview:
+        from trainer.distill.logits.shard import encode_windows
 
-        return encode(self.description, plan, items)
+        return encode_windows(self.description, plan, items)
 
-    def _decode(self, plan: ShardPlan, content: bytes) -> Sequence[Window]:
-        from trainer.distill.logits.shard import decode
+    def _decode_shard(self, plan: ShardPlan, content: bytes) -> Sequence[Window]:
+        from trainer.distill.logits.shard import decode_windows
 
-        return decode(self.description, plan, content)
+        return decode_windows(self.description, plan, content)
 
-    def _faults(self, plan: ShardPlan, items: Sequence[Window]) -> list[str]:
-        return faults(plan, items)
+    def _find_faults(self, plan: ShardPlan, items: Sequence[Window]) -> list[str]:
+        return find_window_faults(plan, items)
 
 
-def faults(plan: ShardPlan, windows: Iterable[Window]) -> list[str]:
+def find_window_faults(plan: ShardPlan, windows: Iterable[Window]) -> list[str]:
     """Return descriptions of what is missing, doubled or out of order in a shard.
 
     Windows of a document follow each other without a gap. A plan does not contain the documents'

@@ -107,11 +107,11 @@ class Described:
 
     def to_json(self) -> str:
         """Return the text of dataset.json."""
-        return json.dumps({"schema": self.schema, **self.tree()}, indent=1) + "\n"
+        return json.dumps({"schema": self.schema, **self.to_tree()}, indent=1) + "\n"
 
-    def tree(self) -> dict[str, Any]:
+    def to_tree(self) -> dict[str, Any]:
         """Return every field as JSON has it."""
-        return _adapter(type(self)).dump_python(self, mode="json")
+        return _type_adapter(type(self)).dump_python(self, mode="json")
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -169,16 +169,16 @@ class Description(Described):
 
 
 @cache
-def _adapter(kind: type[Described]) -> TypeAdapter[Any]:
+def _type_adapter(kind: type[Described]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
 _NOT_COMPARED = {("teacher", "name"), ("teacher", "kl")}
 
 
-def difference(there: Described, here: Described) -> tuple[str, Any, Any] | None:
+def find_difference(there: Described, here: Described) -> tuple[str, Any, Any] | None:
     """Return the first field that differs, and both values; None if all are equal."""
-    left, right = (each.tree() for each in (there, here))
+    left, right = (each.to_tree() for each in (there, here))
     for section, value in left.items():
         if section == "shards":
             if value != right[section]:

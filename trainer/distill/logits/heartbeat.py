@@ -62,16 +62,16 @@ class TeacherHeartbeat:
     ) -> None:
         assert Path(name).name == name
         self._path = folder.teachers / f"{name}.json"
-        self._beat = TeacherState(name=name)
+        self._state = TeacherState(name=name)
         with suppress(OSError, ValueError):  # none before, or nothing to be read
-            before = _parse(read_file(self._path))
+            before = _parse_state(read_file(self._path))
             measured = {"tokens_per_second": before.tokens_per_second, "device": before.device}
-            self._beat = replace(self._beat, **measured)
+            self._state = replace(self._state, **measured)
         self._counter = 0
         self._outage = Outage(self._path, logger.warning)
         self._lock = threading.Lock()
-        self._write()
-        self._ended = start_heartbeat(self._write, interval)
+        self._write_periodically()
+        self._ended = start_heartbeat(self._write_periodically, interval)
 
     def __enter__(self) -> Self:
         return self
@@ -86,7 +86,7 @@ class TeacherHeartbeat:
             self.report_failure(str(error) or kind.__name__)
         self._ended.set()
 
-    def beat(
+    def report_progress(
         self,
         *,
         shards_done: int,
@@ -99,10 +99,10 @@ class TeacherHeartbeat:
 
         Without a rate the last one on this device stays, without a device that one.
         """
-        last = self._beat
+        last = self._state
         if tokens_per_second is None and device in (None, last.device):
             tokens_per_second = last.tokens_per_second
-        self._beat = replace(
+        self._state = replace(
             last,
             state=state,
             shards_done=shards_done,
@@ -110,27 +110,27 @@ class TeacherHeartbeat:
             tokens_per_second=tokens_per_second,
             device=device or last.device,
         )
-        self._write()
+        self._write_periodically()
 
     def report_done(self) -> None:
         """Report that this teacher is done, and end."""
-        self._finish(replace(self._beat, state="done"))
+        self._write_last(replace(self._state, state="done"))
 
     def report_failure(self, reason: str) -> None:
         """Report why this teacher failed, and end."""
-        self._finish(replace(self._beat, state="failed", reason=reason))
+        self._write_last(replace(self._state, state="failed", reason=reason))
 
-    def _finish(self, last: TeacherState) -> None:
+    def _write_last(self, last: TeacherState) -> None:
         self._ended.set()
-        self._beat = last
-        self._write()
+        self._state = last
+        self._write_periodically()
 
-    def _write(self) -> None:
+    def _write_periodically(self) -> None:
         with self._lock:
             self._counter += 1
             writer = {"host": socket.gethostname(), "pid": os.getpid(), "counter": self._counter}
             try:
-                replace_file(self._path, json_text(vars(self._beat) | writer) + "\n")
+                replace_file(self._path, json_text(vars(self._state) | writer) + "\n")
                 self._outage.note_success()
             except OSError as error:
                 self._outage.note_failure(error.strerror or str(error))
@@ -140,7 +140,7 @@ class TeacherHeartbeat:
 class TeacherStatus:
     """A teacher as a reader sees it."""
 
-    beat: TeacherState
+    state: TeacherState
     silent: float
     """Seconds since its file changed, or since it was first seen."""
 
@@ -156,7 +156,7 @@ class TeacherWatch:
         self._seen: dict[str, tuple[bytes, TeacherState]] = {}
         self._silences = defaultdict[str, HeartbeatMonitor](lambda: HeartbeatMonitor(clock))
 
-    def look(self) -> list[TeacherStatus]:
+    def list_teachers(self) -> list[TeacherStatus]:
         """Return every teacher that ever wrote to the folder, by name."""
         try:
             paths = list(self._folder.glob("*.json"))
@@ -165,28 +165,30 @@ class TeacherWatch:
         for path in paths:
             with suppress(OSError, ValueError):  # an unreadable file counts as unchanged
                 content = read_file(path)
-                self._seen[path.name] = content, _parse(content)
+                self._seen[path.name] = content, _parse_state(content)
         return [
-            TeacherStatus(beat=beat, silent=self._silences[name].observe(content))
-            for name, (content, beat) in sorted(self._seen.items())
+            TeacherStatus(state=state, silent=self._silences[name].observe(content))
+            for name, (content, state) in sorted(self._seen.items())
         ]
 
-    def quiet(self) -> float:
+    def seconds_of_silence(self) -> float:
         """Return the seconds without a sign of a living teacher, counted from the first look."""
         silences = [
-            status.silent for status in self.look() if status.beat.state in ("running", "waiting")
+            status.silent
+            for status in self.list_teachers()
+            if status.state.state in ("running", "waiting")
         ]
         return min([self._start.observe(), *silences])
 
     def describe_lost(self) -> str:
         """Return what is known of the teachers that are not done, in one line; empty: nothing."""
         return "; ".join(
-            f"{each.beat.name} {each.beat.reason or each.beat.state}"
-            + (f", silent for {each.silent:.0f} s" if each.beat.state != "failed" else "")
-            for each in self.look()
-            if each.beat.state != "done"
+            f"{each.state.name} {each.state.reason or each.state.state}"
+            + (f", silent for {each.silent:.0f} s" if each.state.state != "failed" else "")
+            for each in self.list_teachers()
+            if each.state.state != "done"
         )
 
 
-def _parse(content: bytes) -> TeacherState:
+def _parse_state(content: bytes) -> TeacherState:
     return validate_json(TeacherState, content, "heartbeat", lines=True, least=0)

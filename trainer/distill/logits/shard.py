@@ -37,7 +37,9 @@ _RATIO, _SMALLEST = 1000, 16 << 20
 """Times that a shard's bytes unpack to at most; scores of a teacher take 2 to 10 times theirs."""
 
 
-def encode(description: Description, plan: ShardPlan, windows: Sequence[Window]) -> memoryview:
+def encode_windows(
+    description: Description, plan: ShardPlan, windows: Sequence[Window]
+) -> memoryview:
     """Return the Parquet file of a shard.
 
     Raises:
@@ -75,7 +77,7 @@ def encode(description: Description, plan: ShardPlan, windows: Sequence[Window])
     return memoryview(sink.getvalue())
 
 
-def decode(description: Description, plan: ShardPlan, content: bytes) -> Sequence[Window]:
+def decode_windows(description: Description, plan: ShardPlan, content: bytes) -> Sequence[Window]:
     """Return the windows of a shard's Parquet file.
 
     Raises:
@@ -93,7 +95,7 @@ def decode(description: Description, plan: ShardPlan, content: bytes) -> Sequenc
     except pa.ArrowException as error:
         raise ValueError(f"not usable Parquet: {error}") from None
     windows = ShardWindows(description.tokenizer.size, table.combine_chunks())
-    windows.check(description)
+    windows.check_values(description)
     return windows
 
 
@@ -111,16 +113,16 @@ def _check_metadata(file: pq.ParquetFile, description: Description, plan: ShardP
     wanted = shard_schema(description, plan)
     if not file.schema_arrow.equals(wanted):
         raise ValueError("its columns are not those of this folder")
-    metadata = file.schema_arrow.metadata or {}
+    own = file.schema_arrow.metadata or {}
     for key in (b"motley.dataset", b"motley.shard"):
-        if metadata.get(key) != wanted.metadata[key]:
-            raise ValueError(
-                f"{key.decode()} is {metadata.get(key)!r}, not {wanted.metadata[key]!r}"
-            )
-    told = file.metadata
-    if told.num_rows != plan.windows:
-        raise ValueError(f"{told.num_rows} windows, expected {plan.windows}")
-    size = sum(told.row_group(number).total_byte_size for number in range(told.num_row_groups))
+        if own.get(key) != wanted.metadata[key]:
+            raise ValueError(f"{key.decode()} is {own.get(key)!r}, not {wanted.metadata[key]!r}")
+    metadata = file.metadata
+    if metadata.num_rows != plan.windows:
+        raise ValueError(f"{metadata.num_rows} windows, expected {plan.windows}")
+    size = sum(
+        metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)
+    )
     if size > (most := _most_bytes(description, plan)):
         raise ValueError(f"unpacks to {size:,} bytes; its scores have at most {most:,}")
 
@@ -132,18 +134,20 @@ class ShardWindows(Sequence[Window]):
         self._vocabulary = vocabulary
         self._documents = table["document"].to_numpy()
         self._starts = table["start"].to_numpy()
-        self._bounds = _column(table, "tokens").offsets.to_numpy()
-        self._tokens = _column(table, "tokens").values.to_numpy()
+        self._bounds = _read_column(table, "tokens").offsets.to_numpy()
+        self._tokens = _read_column(table, "tokens").values.to_numpy()
         self._positions = {
-            name: _column(table, name).values.to_numpy() for name in _POSITION_FIELDS
+            name: _read_column(table, name).values.to_numpy() for name in _POSITION_FIELDS
         }
         nested = {
-            name: _column(table, name).values for name in _ENTRY_KINDS if name in table.column_names
+            name: _read_column(table, name).values
+            for name in _ENTRY_KINDS
+            if name in table.column_names
         }
         self._offsets = next(iter(nested.values())).offsets.to_numpy()
         self._entries = {name: column.values.to_numpy() for name, column in nested.items()}
 
-    def check(self, description: Description) -> None:
+    def check_values(self, description: Description) -> None:
         """Check every value against what a teacher can give.
 
         Raises:
@@ -153,20 +157,20 @@ class ShardWindows(Sequence[Window]):
         full = description.scheme.kind == "full"
         ranges = {"ids": (0, last), "logprobs": (-np.inf, _ROUNDED), "counts": (0, 2**15)}
         # NaN is in no range.
-        self._check("tokens", self._tokens, (0, last), self._bounds)
+        self._check_column("tokens", self._tokens, (0, last), self._bounds)
         for name, values in self._positions.items():
             most = np.log(self._vocabulary) if name == "entropy" else 1.0
-            self._check(name, values, (-_ROUNDED, most + _ROUNDED), self._bounds)
+            self._check_column(name, values, (-_ROUNDED, most + _ROUNDED), self._bounds)
         windows = self._offsets[self._bounds]
         for name, values in self._entries.items():
-            self._check(name, values, ranges[name], windows)
+            self._check_column(name, values, ranges[name], windows)
         counts = np.diff(self._offsets)
         first = np.zeros(len(counts), np.bool_)
         first[self._bounds[:-1]] = True
         if np.any(counts[first]) or (full and not np.isin(counts, (0, self._vocabulary)).all()):
             raise ValueError("the number of a position's scores is not that of its scheme")
 
-    def _check(
+    def _check_column(
         self,
         name: str,
         values: NDArray[Any],
@@ -202,10 +206,10 @@ class ShardWindows(Sequence[Window]):
             document=int(self._documents[index]),
             start=int(self._starts[index]),
             tokens=self._tokens[first:last].copy(),
-            scores=self._scores(first, last),
+            scores=self._slice_scores(first, last),
         )
 
-    def _scores(self, first: int, last: int) -> Scores:
+    def _slice_scores(self, first: int, last: int) -> Scores:
         offsets = self._offsets[first : last + 1].astype(np.int64)
         begin, end = int(offsets[0]), int(offsets[-1])
         offsets -= begin
@@ -259,7 +263,7 @@ def _most_bytes(description: Description, plan: ShardPlan) -> int:
     return plan.tokens * (entries + 4) * _ENTRY_BYTES + plan.windows * 64 + _SLACK
 
 
-def _column(table: pa.Table, name: str) -> Any:
+def _read_column(table: pa.Table, name: str) -> Any:
     column = table[name]
     found = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     inner = found.values if isinstance(found, pa.ListArray) else found
@@ -272,20 +276,20 @@ def _per_token(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
     """Return one list a window."""
     lengths = [len(array) for array in arrays]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, _flat(arrays, kind))
+    return pa.ListArray.from_arrays(offsets, _flatten_arrays(arrays, kind))
 
 
 def _per_entry(
     arrays: Sequence[NDArray[Any]], offsets: Sequence[NDArray[np.int64]], kind: pa.DataType
 ) -> pa.Array:
     """Return one list of lists a window."""
-    lengths = _flat([np.diff(each) for each in offsets], pa.int64()).to_numpy()
+    lengths = _flatten_arrays([np.diff(each) for each in offsets], pa.int64()).to_numpy()
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    inner = pa.ListArray.from_arrays(bounds, _flat(arrays, kind))
+    inner = pa.ListArray.from_arrays(bounds, _flatten_arrays(arrays, kind))
     windows = np.concatenate([[0], np.cumsum([len(each) - 1 for each in offsets])])
     return pa.ListArray.from_arrays(windows.astype(np.int32), inner)
 
 
-def _flat(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
+def _flatten_arrays(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
     dtype = kind.to_pandas_dtype()
     return pa.array(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype), kind)

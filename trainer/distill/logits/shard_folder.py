@@ -22,7 +22,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from blake3 import blake3
 
-from trainer.distill.logits.description import Described, ShardPlan, difference, shard_name
+from trainer.distill.logits.description import Described, ShardPlan, find_difference, shard_name
 from trainer.system.errors import InputError, RefusedError, StorageError, convert_read_errors
 from trainer.system.regular_file import read_file
 from trainer.system.storage import atomic_folder
@@ -46,19 +46,19 @@ class ShardFolder(ABC, Generic[D, Item]):
     """The name of a shard's file."""
 
     @abstractmethod
-    def _parse(self, text: bytes) -> D:
+    def _parse_description(self, text: bytes) -> D:
         """Return a description; raises ValueError."""
 
     @abstractmethod
-    def _encode(self, plan: ShardPlan, items: Sequence[Item]) -> memoryview:
+    def _encode_shard(self, plan: ShardPlan, items: Sequence[Item]) -> memoryview:
         """Return a shard's file."""
 
     @abstractmethod
-    def _decode(self, plan: ShardPlan, content: bytes) -> Sequence[Item]:
+    def _decode_shard(self, plan: ShardPlan, content: bytes) -> Sequence[Item]:
         """Return what a shard's file holds; raises ValueError."""
 
     @abstractmethod
-    def _faults(self, plan: ShardPlan, items: Sequence[Item]) -> list[str]:
+    def _find_faults(self, plan: ShardPlan, items: Sequence[Item]) -> list[str]:
         """Return what is missing, doubled or out of order in a shard."""
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         if self._known is None:
             path = self.path / DATASET
             try:
-                self._known = self._parse(read_file(path))
+                self._known = self._parse_description(read_file(path))
             except FileNotFoundError:
                 raise InputError(f"{path}: not found, no teacher has started here") from None
             except OSError as error:
@@ -89,7 +89,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         """BLAKE3 of everything that a student and its teachers must agree on."""
         return self.description.digest
 
-    def describe(self, wanted: D, disk: Disk | None = None) -> D:
+    def write_description(self, wanted: D, disk: Disk | None = None) -> D:
         """Write dataset.json, or compare with the existing one; of two writers one wins.
 
         Raises:
@@ -106,10 +106,10 @@ class ShardFolder(ABC, Generic[D, Item]):
             except OSError as error:
                 raise StorageError(f"{part}: not made: {error.strerror}") from None
         if not (self.path / DATASET).exists():
-            self._create(wanted.to_json().encode(), disk or Disk())
-        return self.compare(wanted)
+            self._create_description(wanted.to_json().encode(), disk or Disk())
+        return self.compare_description(wanted)
 
-    def compare(self, wanted: D) -> D:
+    def compare_description(self, wanted: D) -> D:
         """Return the existing description if it is the wanted one.
 
         Raises:
@@ -117,7 +117,7 @@ class ShardFolder(ABC, Generic[D, Item]):
             InputError: there is no usable dataset.json.
         """
         self._known = None
-        differs = difference(self.description, wanted)
+        differs = find_difference(self.description, wanted)
         if differs:
             field, there, here = differs
             raise RefusedError(
@@ -129,7 +129,7 @@ class ShardFolder(ABC, Generic[D, Item]):
     @property
     def is_described(self) -> bool:
         """Whether a teacher has begun."""
-        return _exists(self.path / DATASET)
+        return _path_exists(self.path / DATASET)
 
     @property
     def teachers(self) -> Path:
@@ -141,7 +141,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         """The plans of all shards, in order."""
         return self.description.shards
 
-    def plan(self, number: int) -> ShardPlan:
+    def plan_of(self, number: int) -> ShardPlan:
         """Return the plan of a shard."""
         return self.description.shards[number]
 
@@ -151,7 +151,7 @@ class ShardFolder(ABC, Generic[D, Item]):
 
     def is_there(self, number: int) -> bool:
         """Whether a shard exists, complete or not; its manifest comes last."""
-        return _exists(self.shard_path(number) / atomic_folder.MANIFEST)
+        return _path_exists(self.shard_path(number) / atomic_folder.MANIFEST)
 
     def is_complete(self, number: int) -> bool:
         """Whether a shard exists and every file has its manifest's size."""
@@ -160,21 +160,21 @@ class ShardFolder(ABC, Generic[D, Item]):
         except StorageError:
             return False
 
-    def missing(self) -> list[int]:
+    def list_missing(self) -> list[int]:
         """Return the shards that are not complete."""
         return [plan.number for plan in self.plans if not self.is_complete(plan.number)]
 
-    def verify(self, number: int) -> None:
+    def verify_shard(self, number: int) -> None:
         """Read every byte of a shard, and check that each token occurs once.
 
         Raises:
             StorageError: it differs from its manifest or its plan; names the place.
         """
-        found = self._faults(self.plan(number), self.read(number))
+        found = self._find_faults(self.plan_of(number), self.read_shard(number))
         if found:
             raise StorageError(f"{self.shard_path(number)}: {found[0]}")
 
-    def write(self, number: int, items: Iterable[Item], disk: Disk | None = None) -> Path:
+    def write_shard(self, number: int, items: Iterable[Item], disk: Disk | None = None) -> Path:
         """Write a shard, which appears whole or not at all, and remove the request for it.
 
         An intact existing shard stays, a damaged one goes to quarantine.
@@ -184,21 +184,21 @@ class ShardFolder(ABC, Generic[D, Item]):
             StorageError: the disk failed or is full.
         """
         items = list(items)
-        plan = self.plan(number)
-        found = self._faults(plan, items)
+        plan = self.plan_of(number)
+        found = self._find_faults(plan, items)
         if found:
             raise InputError(
                 f"{self.shard_path(number)}: {found[0]}; has the corpus or tokenizer changed?"
             )
         if self.is_there(number):
-            self.quarantine(number, "written again")
+            self.quarantine_shard(number, "written again")
         if not self.is_there(number):
-            self._publish(plan, self._encode(plan, items), disk or Disk())
+            self._publish_shard(plan, self._encode_shard(plan, items), disk or Disk())
         with suppress(OSError):  # a request that stays is found fulfilled
             (self.path / REQUESTS / f"{plan.name}.json").unlink(missing_ok=True)
         return self.shard_path(number)
 
-    def read(self, number: int) -> Sequence[Item]:
+    def read_shard(self, number: int) -> Sequence[Item]:
         """Return what a shard holds after comparing its bytes with the manifest.
 
         Raises:
@@ -213,11 +213,11 @@ class ShardFolder(ABC, Generic[D, Item]):
         if blake3(content).hexdigest() != record.blake3:
             raise StorageError(f"{folder / self.file}: its bytes are not those in the manifest")
         try:
-            return self._decode(self.plan(number), content)
+            return self._decode_shard(self.plan_of(number), content)
         except ValueError as error:
             raise StorageError(f"{folder / self.file}: {error}") from None
 
-    def quarantine(self, number: int, reason: str) -> Path | None:
+    def quarantine_shard(self, number: int, reason: str) -> Path | None:
         """Move a damaged shard away and request it again.
 
         Returns its new path; None if another process moved it, or a teacher has replaced it.
@@ -226,18 +226,18 @@ class ShardFolder(ABC, Generic[D, Item]):
             StorageError: the folder cannot be changed.
         """
         try:
-            self.read(number)
+            self.read_shard(number)
         except StorageError:
             pass
         else:
             return None
-        plan = self.plan(number)
+        plan = self.plan_of(number)
         aside = self.path / QUARANTINE / f"{plan.name}-{secrets.token_hex(4)}"
         try:
             for part in (QUARANTINE, REQUESTS):  # a copied folder may lack empty folders
                 (self.path / part).mkdir(exist_ok=True)
             # Before the move: a missing shard that is not requested is never made again.
-            self.request(number, reason)
+            self.request_shard(number, reason)
             self.shard_path(number).rename(aside)
         except FileNotFoundError:
             return None
@@ -247,13 +247,13 @@ class ShardFolder(ABC, Generic[D, Item]):
                 f"{error.strerror}"
             ) from None
         # A teacher may have replaced it meanwhile, so that the new one was moved.
-        if number not in self.requests():
-            self.request(number, reason)
+        if number not in self.list_requests():
+            self.request_shard(number, reason)
         return aside
 
-    def request(self, number: int, reason: str) -> None:
+    def request_shard(self, number: int, reason: str) -> None:
         """Request a shard from the teachers."""
-        plan = self.plan(number)
+        plan = self.plan_of(number)
         text = json.dumps({"shard": number, "reason": reason}) + "\n"
         path = self.path / REQUESTS / f"{plan.name}.json"
         try:
@@ -262,12 +262,12 @@ class ShardFolder(ABC, Generic[D, Item]):
             if not path.exists():  # else another student requested it
                 raise StorageError(f"{path}: not written: {error.strerror}") from None
 
-    def requests(self) -> list[int]:
+    def list_requests(self) -> list[int]:
         """Return the requested shards, in order."""
         names = list_matching(self.path / REQUESTS, "shard-*.json")
         return [plan.number for plan in self.plans if f"{plan.name}.json" in names]
 
-    def _publish(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
+    def _publish_shard(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
         writer: FolderWriter | None = None
         try:
             sweep_leftovers(disk, self.path, plan.name)  # left by an attempt that died
@@ -282,7 +282,7 @@ class ShardFolder(ABC, Generic[D, Item]):
                 raise StorageError(f"{self.path / plan.name}: not written: {reason}") from None
             raise
 
-    def _create(self, content: bytes, disk: Disk) -> None:
+    def _create_description(self, content: bytes, disk: Disk) -> None:
         """Create dataset.json whole, unless another process was first."""
         path = self.path / DATASET
         fresh = self.path / f".{DATASET}-{secrets.token_hex(4)}"
@@ -295,7 +295,7 @@ class ShardFolder(ABC, Generic[D, Item]):
                 disk.sync(descriptor)
             finally:
                 disk.close(descriptor)
-            self._link(fresh, disk)
+            self._link_description(fresh, disk)
             atomic_folder.sync_folder(disk, self.path)
         except OSError as error:
             raise StorageError(f"{path}: not written: {error.strerror}") from None
@@ -304,7 +304,7 @@ class ShardFolder(ABC, Generic[D, Item]):
             for left in self.path.glob(f".{DATASET}-*") if path.exists() else [fresh]:
                 left.unlink(missing_ok=True)
 
-    def _link(self, fresh: Path, disk: Disk) -> None:
+    def _link_description(self, fresh: Path, disk: Disk) -> None:
         """Link a file as dataset.json; unlike a rename this never replaces one."""
         try:
             os.link(fresh, self.path / DATASET)
@@ -325,7 +325,7 @@ def list_matching(folder: Path, pattern: str) -> list[str]:
         return []
 
 
-def _exists(path: Path) -> bool:
+def _path_exists(path: Path) -> bool:
     """Whether a path exists; an unreachable share raises errors instead."""
     try:
         return path.exists()

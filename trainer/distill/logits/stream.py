@@ -73,7 +73,7 @@ class ShardStream:
         self._on_wait, self._on_damage = on_wait, on_damage
         self._shards = [shard for shard in folder.description.shards if shard.windows]
 
-    def epoch(self, position: Position | None = None) -> Iterator[tuple[Window, Position]]:
+    def iterate_epoch(self, position: Position | None = None) -> Iterator[tuple[Window, Position]]:
         """Yield the rest of an epoch: each window with the position after it.
 
         The position after the last window is the beginning of the next epoch.
@@ -84,7 +84,7 @@ class ShardStream:
             StorageError: a damaged shard cannot be moved away.
         """
         at = position or Position()
-        groups = self._groups(at.epoch)
+        groups = self._draw_groups(at.epoch)
         group, index, postponed = at.group, at.index, at.postponed
         while group < len(groups) + len(postponed):
             late = group >= len(groups)
@@ -94,12 +94,12 @@ class ShardStream:
                 if not late and number in postponed:
                     continue
                 # A group that was begun is finished, so that no window comes twice.
-                windows = self.load(number, patient=late or index > 0)
+                windows = self.load_shard(number, patient=late or index > 0)
                 if windows is None:
                     postponed += (number,)
                 else:
                     shards[number] = windows
-            places = self._places(at.epoch, group, len(groups), numbers)
+            places = self._draw_window_order(at.epoch, group, len(groups), numbers)
             left = [
                 (after, number, row)
                 for after, (number, row) in enumerate(places, start=1)
@@ -112,34 +112,36 @@ class ShardStream:
                 yield shards[number][row], behind
             group, index = group + 1, 0
 
-    def load(self, number: int, *, patient: bool) -> Sequence[Window] | None:
+    def load_shard(self, number: int, *, patient: bool) -> Sequence[Window] | None:
         """Return a shard's windows, waiting for it; None if it is damaged and `patient` is off.
 
         Raises:
-            UnreachableError, InputError, StorageError: see `epoch`.
+            UnreachableError, InputError, StorageError: see `iterate_epoch`.
         """
         while True:
             self._wait_for(number)
             try:
-                return self._folder.read(number)
+                return self._folder.read_shard(number)
             except StorageError as error:
                 if not self._folder.is_there(number):
                     continue  # its share is gone, or another student moved it to quarantine
-                aside = self._folder.quarantine(number, str(error))
+                aside = self._folder.quarantine_shard(number, str(error))
                 if aside is not None:
                     self._on_damage(f"{error}; moved to {aside} and asked for again")
                 if not patient and not self._folder.is_there(number):
                     return None
 
-    def _groups(self, epoch: int) -> list[tuple[int, ...]]:
+    def _draw_groups(self, epoch: int) -> list[tuple[int, ...]]:
         count = len(self._shards)
-        places = self._order(self._seed, self._draw(epoch, 0), count) if epoch else range(count)
+        places = (
+            self._order(self._seed, self._derive_epoch(epoch, 0), count) if epoch else range(count)
+        )
         numbers = [self._shards[int(place)].number for place in places]
         return [
             tuple(numbers[start : start + self._group]) for start in range(0, count, self._group)
         ]
 
-    def _places(
+    def _draw_window_order(
         self, epoch: int, group: int, groups: int, numbers: Sequence[int]
     ) -> list[tuple[int, int]]:
         """Return shard and row of a group's windows in the order of the epoch."""
@@ -148,10 +150,11 @@ class ShardStream:
         # A postponed shard's order does not depend on when it comes.
         own = group if group < groups else groups + numbers[0]
         return [
-            rows[int(i)] for i in self._order(self._seed, self._draw(epoch, 1 + own), len(rows))
+            rows[int(i)]
+            for i in self._order(self._seed, self._derive_epoch(epoch, 1 + own), len(rows))
         ]
 
-    def _draw(self, epoch: int, use: int) -> int:
+    def _derive_epoch(self, epoch: int, use: int) -> int:
         """Return a distinct number for every drawn order: shards, groups, postponed."""
         return epoch * (2 * len(self._folder.description.shards) + 1) + use
 
@@ -166,22 +169,22 @@ class ShardStream:
         watch = TeacherWatch(self._folder)
         name = self._folder.shard_path(number).name
         while not self._folder.is_there(number):
-            if watch.quiet() >= self._timeout and not self._folder.is_there(number):
+            if watch.seconds_of_silence() >= self._timeout and not self._folder.is_there(number):
                 self._give_up(watch, name)
-            states = [f"{each.beat.name} {each.beat.state}" for each in watch.look()]
+            states = [f"{each.state.name} {each.state.state}" for each in watch.list_teachers()]
             self._on_wait(f"waits for {name} ({', '.join(states) or 'no teacher yet'})")
             time.sleep(self._poll)
 
     def _give_up(self, watch: TeacherWatch, name: str) -> None:
-        path, teachers = self._folder.path, watch.look()
+        path, teachers = self._folder.path, watch.list_teachers()
         again = "start it again with the same arguments, it writes what is missing"
         if not teachers:
             raise UnreachableError(
                 f"{path}: {name} is missing and no teacher came within {self._timeout:g} s; "
                 f"start `trainer distill teacher ... --out {path}`"
             )
-        if all(each.beat.state == "done" for each in teachers):
-            missing = ", ".join(map(str, self._folder.missing()))
+        if all(each.state.state == "done" for each in teachers):
+            missing = ", ".join(map(str, self._folder.list_missing()))
             raise InputError(
                 f"{path}: shards {missing} are missing although every teacher is done; "
                 "run `trainer distill teacher` again with the same arguments, and with --stay if"

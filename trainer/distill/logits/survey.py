@@ -59,7 +59,7 @@ class LogitsSurvey:
         return self.size / self.tokens if self.tokens else None
 
 
-def survey(folder: LogitsFolder, sample: int) -> LogitsSurvey:
+def survey_logits(folder: LogitsFolder, sample: int) -> LogitsSurvey:
     """Measure a folder; distributions are read from up to `sample` evenly spread shards.
 
     Raises:
@@ -71,7 +71,9 @@ def survey(folder: LogitsFolder, sample: int) -> LogitsSurvey:
     read: list[NDArray[np.float64]] = []
     for plan in complete[::every]:
         try:
-            read.append(_positions(folder.description.scheme, folder.read(plan.number)))
+            read.append(
+                _measure_positions(folder.description.scheme, folder.read_shard(plan.number))
+            )
         except StorageError as error:
             damaged.append(str(error))
     return LogitsSurvey(
@@ -79,14 +81,14 @@ def survey(folder: LogitsFolder, sample: int) -> LogitsSurvey:
         windows=sum(plan.windows for plan in complete),
         tokens=sum(plan.tokens for plan in complete),
         size=sum((folder.shard_path(plan.number) / SHARD_FILE).stat().st_size for plan in complete),
-        requested=folder.requests(),
+        requested=folder.list_requests(),
         quarantined=sum(1 for _ in (folder.path / QUARANTINE).glob("shard-*")),
         damaged=damaged,
-        contents=_contents(read),
+        contents=_summarize_contents(read),
     )
 
 
-def _positions(scheme: Scheme, windows: Sequence[Window]) -> NDArray[np.float64]:
+def _measure_positions(scheme: Scheme, windows: Sequence[Window]) -> NDArray[np.float64]:
     """Return entries, kept mass, dropped mass and entropy of all positions, `[4, P]`."""
     rows: list[NDArray[np.float64]] = []
     for window in windows:
@@ -98,7 +100,7 @@ def _positions(scheme: Scheme, windows: Sequence[Window]) -> NDArray[np.float64]
     return np.concatenate(rows, axis=1) if rows else np.empty((4, 0))
 
 
-def _contents(read: Sequence[NDArray[np.float64]]) -> Contents | None:
+def _summarize_contents(read: Sequence[NDArray[np.float64]]) -> Contents | None:
     if not read:
         return None
     every = np.concatenate(read, axis=1)

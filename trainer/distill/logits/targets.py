@@ -24,7 +24,7 @@ _NEVER = -200.0
 """A logarithm whose fp32 power is 0: a probability of 0 must not give 0 x Inf."""
 
 
-def targets(
+def make_targets(
     scores: Scores, scheme: Scheme, temperature: float, divergence: Divergence
 ) -> SoftTargets:
     """Return the targets of a student's loss, at its temperature.
@@ -36,24 +36,24 @@ def targets(
     Raises:
         InputError: the scheme lacks what the temperature or divergence needs.
     """
-    check(scheme, temperature, divergence)
+    check_targets(scheme, temperature, divergence)
     exponent = scheme.temperature / temperature
     if scheme.kind == "sampled":
         return _sample_targets(scores, temperature)
     if scheme.kind == "full":
-        return _full(scores, exponent, temperature)
+        return _make_full_targets(scores, exponent, temperature)
     if scheme.tail_samples and divergence == "forward":
         return _draw_tail(scores, exponent, temperature)
     return _bucket_tail(scores, scheme, exponent, temperature)
 
 
-def check(
+def check_targets(
     scheme: Scheme,
     temperature: float,
     divergence: Divergence,
     choices: Collection[Divergence] = get_args(Divergence),
 ) -> None:
-    """Check that `targets` can be computed, before anything is read.
+    """Check that `make_targets` can be computed, before anything is read.
 
     Args:
         choices: the divergences that an error may advise.
@@ -82,12 +82,12 @@ def has_bare_rest(scheme: Scheme) -> bool:
 
 
 def _sample_targets(scores: Scores, temperature: float) -> SoftTargets:
-    at = _positions(scores)
-    weights = scores.counts / _sums(scores.counts, at, scores)[at]
-    return _result(scores.offsets, scores.ids, weights, None, scores.entropy, temperature)
+    at = _entry_positions(scores)
+    weights = scores.counts / _sum_by_position(scores.counts, at, scores)[at]
+    return _make_targets(scores.offsets, scores.ids, weights, None, scores.entropy, temperature)
 
 
-def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
+def _make_full_targets(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
     """Return all tokens: so many that it costs time, hence in fp32 and mostly in place."""
     assert scores.logprobs is not None
     is_scored = np.diff(scores.offsets) > 0
@@ -101,33 +101,37 @@ def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
     log_w *= weights
     entropy = np.zeros(len(is_scored))
     entropy[is_scored] = np.log(total[:, 0]) - log_w.sum(1)
-    return _result(scores.offsets, scores.ids, weights.reshape(-1), None, entropy, temperature)
+    return _make_targets(
+        scores.offsets, scores.ids, weights.reshape(-1), None, entropy, temperature
+    )
 
 
 def _draw_tail(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
     """Return the kept tokens, and draws in place of the tail."""
-    weights, entropy = _kept_and_drawn(scores, exponent, has_tail=_draws(scores) > 0)
+    weights, entropy = _kept_and_drawn(scores, exponent, has_tail=_draw_weights(scores) > 0)
     if exponent == 1:  # stored exactly where the tail was drawn
-        entropy = np.where(_draws(scores) > 0, scores.entropy, entropy)
-    return _result(scores.offsets, scores.ids, weights, None, entropy, temperature)
+        entropy = np.where(_draw_weights(scores) > 0, scores.entropy, entropy)
+    return _make_targets(scores.offsets, scores.ids, weights, None, entropy, temperature)
 
 
 def _bucket_tail(
     scores: Scores, scheme: Scheme, exponent: float, temperature: float
 ) -> SoftTargets:
     """Return the kept tokens, and the rest as one."""
-    at, kept = _positions(scores), scores.counts == 0
+    at, kept = _entry_positions(scores), scores.counts == 0
     if scheme.tail_samples:
-        weights, _ = _kept_and_drawn(scores, exponent, has_tail=_draws(scores) > 0)
-        rest = _sums(np.where(kept, 0, weights), at, scores)
+        weights, _ = _kept_and_drawn(scores, exponent, has_tail=_draw_weights(scores) > 0)
+        rest = _sum_by_position(np.where(kept, 0, weights), at, scores)
     else:
-        has_tail = _inside(scores) > _NO_TAIL * scores.tail
+        has_tail = _mass_inside(scores) > _NO_TAIL * scores.tail
         weights, _ = _kept_and_drawn(scores, exponent, has_tail=has_tail)
         rest = np.where(has_tail, scores.tail, 0)
-    entropy = _sums(np.where(kept, _surprise(weights), 0), at, scores) + _surprise(rest)
+    entropy = _sum_by_position(
+        np.where(kept, _entropy_terms(weights), 0), at, scores
+    ) + _entropy_terms(rest)
     counts = np.bincount(at[kept], minlength=len(rest))
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    return _result(offsets, scores.ids[kept], weights[kept], rest, entropy, temperature)
+    return _make_targets(offsets, scores.ids[kept], weights[kept], rest, entropy, temperature)
 
 
 def _kept_and_drawn(
@@ -140,47 +144,49 @@ def _kept_and_drawn(
     together sum to 1 if r is not 1, and to 1 less an undrawn tail if it is.
     """
     assert scores.logprobs is not None
-    at, drawn = _positions(scores), scores.counts > 0
+    at, drawn = _entry_positions(scores), scores.counts > 0
     tail = np.where(has_tail, scores.tail, 0).astype(np.float64)
     log_s = scores.logprobs.astype(np.float64)
-    kept_mass = _sums(np.where(drawn, 0, np.exp(log_s)), at, scores)
-    spread = np.maximum(_inside(scores), _NO_TAIL * scores.tail)
+    kept_mass = _sum_by_position(np.where(drawn, 0, np.exp(log_s)), at, scores)
+    spread = np.maximum(_mass_inside(scores), _NO_TAIL * scores.tail)
     with np.errstate(divide="ignore", invalid="ignore"):  # positions without entries, or a tail
         log_s += np.where(drawn, np.log(tail / spread)[at], np.log((1 - tail) / kept_mass)[at])
-        share = (tail / _draws(scores))[at] * scores.counts
+        share = (tail / _draw_weights(scores))[at] * scores.counts
     weights = np.where(drawn, share * np.exp((exponent - 1) * log_s), np.exp(exponent * log_s))
-    total = _sums(weights, at, scores)
+    total = _sum_by_position(weights, at, scores)
     if exponent != 1:
         weights /= total[at]
-    entropy = np.log(np.where(total > 0, total, 1)) - exponent * _sums(weights * log_s, at, scores)
+    entropy = np.log(np.where(total > 0, total, 1)) - exponent * _sum_by_position(
+        weights * log_s, at, scores
+    )
     return weights, entropy
 
 
-def _positions(scores: Scores) -> NDArray[np.int64]:
+def _entry_positions(scores: Scores) -> NDArray[np.int64]:
     """Return the position of every entry."""
     return np.repeat(np.arange(len(scores.tail)), np.diff(scores.offsets))
 
 
-def _sums(values: NDArray, at: NDArray[np.int64], scores: Scores) -> NDArray[np.float64]:
+def _sum_by_position(values: NDArray, at: NDArray[np.int64], scores: Scores) -> NDArray[np.float64]:
     """Return the sum of every position's entries."""
     return np.bincount(at, values, len(scores.tail)).astype(np.float64, copy=False)
 
 
-def _draws(scores: Scores) -> NDArray[np.float64]:
-    return _sums(scores.counts, _positions(scores), scores)
+def _draw_weights(scores: Scores) -> NDArray[np.float64]:
+    return _sum_by_position(scores.counts, _entry_positions(scores), scores)
 
 
-def _inside(scores: Scores) -> NDArray[np.float64]:
+def _mass_inside(scores: Scores) -> NDArray[np.float64]:
     """Return the tail's mass inside the student's vocabulary."""
     return np.maximum(scores.tail.astype(np.float64) - scores.dropped, 0)
 
 
-def _surprise(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def _entropy_terms(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return -w ln w."""
     return -weights * np.log(np.where(weights > 0, weights, 1))
 
 
-def _result(
+def _make_targets(
     offsets: NDArray[np.int64],
     ids: NDArray[np.int32],
     weights: NDArray[np.floating],

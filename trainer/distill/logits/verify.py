@@ -22,7 +22,7 @@ class ShardVerdict:
     reason: str | None = None
 
 
-def verdicts(folder: ShardFolder[Any, Any]) -> Iterator[ShardVerdict]:
+def verify_shards(folder: ShardFolder[Any, Any]) -> Iterator[ShardVerdict]:
     """Read every byte of every shard, one after the other.
 
     Raises:
@@ -30,9 +30,9 @@ def verdicts(folder: ShardFolder[Any, Any]) -> Iterator[ShardVerdict]:
     """
     for plan in folder.plans:
         try:
-            folder.plan(plan.number)  # of rounds: reads their answers
+            folder.plan_of(plan.number)  # of rounds: reads their answers
             if folder.is_there(plan.number):
-                folder.verify(plan.number)
+                folder.verify_shard(plan.number)
                 yield ShardVerdict(plan.number, plan.name, "whole")
             else:
                 yield ShardVerdict(plan.number, plan.name, "missing")

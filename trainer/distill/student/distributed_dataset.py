@@ -27,7 +27,7 @@ GROUP = 4
 """Shards whose windows are mixed, and that a worker holds in memory."""
 
 
-class TaughtDataset:
+class DistillationDataset:
     """Every window of a folder is a sample; a shard is read when one of its samples is used.
 
     Args:
@@ -38,7 +38,7 @@ class TaughtDataset:
         self._prepare = prepare
         sizes = [shard.windows for shard in folder.description.shards]
         self._starts = [0, *accumulate(sizes)]
-        self._read = lru_cache(GROUP)(folder.read)
+        self._read = lru_cache(GROUP)(folder.read_shard)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -55,7 +55,7 @@ class TaughtDataset:
         windows: Sequence[Window] = self._read(shard)
         return self._prepare(windows[index - self._starts[shard]])
 
-    def order(self, seed: int, epoch: int, length: int) -> NDArray[np.int64]:
+    def permute_windows(self, seed: int, epoch: int, length: int) -> NDArray[np.int64]:
         """Return the permutation of `range(length)` that an epoch visits, `[length]`.
 
         The shards come in random order, and their windows are mixed within groups of `GROUP`
@@ -76,7 +76,7 @@ class TaughtDataset:
         return np.concatenate(parts)
 
 
-def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
+def logits_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
     """Return a run's folder of logits, None for a run without a teacher.
 
     The folder must be complete: a run of several workers assigns samples by their number.
@@ -105,7 +105,7 @@ def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
         )
     folder = LogitsFolder(path)
     check_student(config, folder.description, model_dir)
-    missing = folder.missing()
+    missing = folder.list_missing()
     if missing:
         raise InputError(
             f"{path}: {len(missing)} of {len(folder.description.shards)} shards are missing or"

@@ -30,7 +30,7 @@ from trainer.system.storage.new_folder import check_new, write_new
 _SPECIAL = ("bos_token", "eos_token", "pad_token")
 
 
-def shapes() -> dict[str, Path]:
+def list_shapes() -> dict[str, Path]:
     """Return the shipped shapes by name.
 
     `albor-350m` is the model of https://github.com/paiml/albor: configs/train/pretrain-350m.yaml
@@ -45,14 +45,14 @@ def fresh_config(shape: str | Path, tokenizer_dir: Path) -> dict[str, Any]:
     """Return the config.json of a new model.
 
     Args:
-        shape: a config.json, or the name of one of `shapes()`. The tokenizer's vocabulary replaces
-            its own.
+        shape: a config.json, or the name of one of `list_shapes()`. The tokenizer's vocabulary
+            replaces its own.
         tokenizer_dir: the folder of the model's tokenizer.
 
     Raises:
         InputError: the shape or the tokenizer cannot be used.
     """
-    tree, where = _read(shape)
+    tree, where = _read_shape(shape)
     family = parse_architecture(tree, where).model_type
     tokenizer = load_tokenizer(tokenizer_dir)
     config = {
@@ -82,16 +82,16 @@ def fresh_model(shape: str | Path, tokenizer_dir: Path, output: Path, seed: int 
         files[FILE] = iter_file(tokenizer_dir / FILE)
     special = {f"{name}_id": config[f"{name}_id"] for name in _SPECIAL}
     ends = {name: id for name, id in special.items() if id is not None}
-    files["generation_config.json"] = [_pretty(ends)]
-    files[MODEL_CONFIG] = [_pretty(config)]
+    files["generation_config.json"] = [_format_json(ends)]
+    files[MODEL_CONFIG] = [_format_json(config)]
     files[MODEL_FILE] = iter_safetensors(random_weights(config, seed), {"format": "pt"})
     return write_new(output, files)
 
 
-def _read(shape: str | Path) -> tuple[dict[str, Any], str]:
+def _read_shape(shape: str | Path) -> tuple[dict[str, Any], str]:
     path = Path(shape)
     if not path.is_file():
-        known = shapes()
+        known = list_shapes()
         if str(shape) not in known:
             raise InputError(
                 f"{shape}: no such config.json and no shape of that name"
@@ -109,5 +109,5 @@ def _read(shape: str | Path) -> tuple[dict[str, Any], str]:
     return tree, str(path)
 
 
-def _pretty(tree: dict[str, Any]) -> bytes:
+def _format_json(tree: dict[str, Any]) -> bytes:
     return (json.dumps(tree, indent=2) + "\n").encode()

@@ -39,7 +39,7 @@ class FreshStudent:
     """A config.json, or a name of `trainer.distill.student.from_scratch`."""
     tokenizer_dir: Path
 
-    def make(self, config: RunConfig, description: Description) -> None:
+    def write_model_folder(self, config: RunConfig, description: Description) -> None:
         """Write the model folder that a config names, unless an earlier start did.
 
         Raises:
@@ -104,7 +104,7 @@ def await_description(
         if waited >= due:
             on_wait(f"for {folder.path / DATASET}, {waited:.0f} s so far")
             due = waited + _TELL
-        if watch.quiet() >= timeout:
+        if watch.seconds_of_silence() >= timeout:
             if lost := watch.describe_lost():
                 raise UnreachableError(
                     f"{folder.path}: no teacher described what it writes here ({lost}); mend that"
@@ -137,7 +137,7 @@ def check_student(config: RunConfig, description: Description, model_dir: Path) 
     objective = config.distillation
     if objective is None:
         raise InputError("a student's run config needs a section `distillation`")
-    targets.check(description.scheme, objective.temperature, objective.divergence)
+    targets.check_targets(description.scheme, objective.temperature, objective.divergence)
     if not description.windows and config.on_policy_answers < config.training.batch_size:
         raise InputError(f"{folder}: its corpus is empty, there is nothing to learn from")
     if config.data.max_seq_len < description.max_seq_len:

@@ -15,7 +15,7 @@ from trainer.data.tokens import Dataset, Encoded
 from trainer.distill.logits.stream import Position
 from trainer.distill.student.on_policy import OnPolicy
 from trainer.distill.student.optimizer import StudentOptimizer
-from trainer.distill.student.prefetch import Batch, Feed
+from trainer.distill.student.prefetch import Batch, BatchPrefetcher
 from trainer.exchange.coordinator.prompt_generation import PromptSet
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
@@ -40,7 +40,7 @@ class Student:
     plan: StepPlan
     replica: TorchReplica
     optimizer: StudentOptimizer
-    feed: Feed
+    feed: BatchPrefetcher
     own: OnPolicy | None
     """Its own answers, of `distillation.on_policy`."""
     recorder: RunRecorder
@@ -68,26 +68,28 @@ class Student:
         """
         try:
             if not self.step:
-                self._answer()
+                self._answer_if_due()
             while not self.is_done:
                 began = time.monotonic()
-                batch = self.feed.take(self._tell)
+                batch = self.feed.take_batch(self._emit_event)
                 waited = time.monotonic() - began
-                own = self.own.take(self.step, self._tell) if self.own and batch else []
+                own = (
+                    self.own.take_samples(self.step, self._emit_event) if self.own and batch else []
+                )
                 if batch is None or own is None:
                     break
-                self._train(batch, own, waited + (self.own.waited if self.own else 0.0))
-                self._look_up()
+                self._train_step(batch, own, waited + (self.own.waited if self.own else 0.0))
+                self._after_step()
                 if failure := self.recorder.failure:
                     raise failure
         except NonFiniteError:
             raise
         except TrainerError:
-            self._save()
+            self._save_once()
             raise
         finally:
             self.feed.close()
-        self._save()
+        self._save_once()
         done = self.recorder.early.stop_reason or "all steps are done"
         return done if self.is_done else self.stop.reason
 
@@ -96,7 +98,7 @@ class Student:
         """Whether all steps are done, or no more are worth it."""
         return self.step >= self.plan.total_steps or self.recorder.early.stop_reason is not None
 
-    def _train(self, batch: Batch, own: Sequence[Encoded], waited: float) -> None:
+    def _train_step(self, batch: Batch, own: Sequence[Encoded], waited: float) -> None:
         """Forward, backward and update over one batch, and answers of the student's own."""
         # 1. What the step takes.
         began, number = time.monotonic(), self.step + 1
@@ -118,7 +120,7 @@ class Student:
         seconds = time.monotonic() - began
         at, tokens = self.plan.find_samples(number - 1), result.tokens + answers.tokens
 
-        def mean(total: float | None, of: StepResult = result) -> float | None:
+        def divide_or_none(total: float | None, of: StepResult = result) -> float | None:
             return None if total is None or not of.weight else mean_loss(total, of.weight)
 
         self.recorder.step(
@@ -127,9 +129,9 @@ class Student:
                 epoch=at.epoch,
                 generation=self.generation,
                 loss=mean_loss(loss_sum, weight),
-                ce=mean(result.loss_sum if result.ce_sum is None else result.ce_sum),
-                kl=mean(result.kl_sum),
-                own_kl=mean(answers.kl_sum, answers),
+                ce=divide_or_none(result.loss_sum if result.ce_sum is None else result.ce_sum),
+                kl=divide_or_none(result.kl_sum),
+                own_kl=divide_or_none(answers.kl_sum, answers),
                 alpha=alpha,
                 learning_rate=rate,
                 grad_norm=norm,
@@ -142,19 +144,21 @@ class Student:
             )
         )
 
-    def _look_up(self) -> None:
+    def _after_step(self) -> None:
         """Validate and save if that is due."""
         every = self.config.training.evaluate_every
         due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
-        scores = self._evaluate(self.validation) if due and self.validation is not None else None
+        scores = (
+            self._evaluate_samples(self.validation) if due and self.validation is not None else None
+        )
         if scores is not None:
             self.recorder.emit({"event": "validation", "at": self.step, **scores})
-            self._save(scores)
+            self._save_once(scores)
         elif self.step % self.config.checkpoint.every == 0:
-            self._save()
-        self._answer()
+            self._save_once()
+        self._answer_if_due()
 
-    def _answer(self) -> None:
+    def _answer_if_due(self) -> None:
         """Answer the prompts if that is due."""
         asked = self.questions
         last = self.step if self.is_done else self.plan.total_steps
@@ -165,7 +169,7 @@ class Student:
             {"event": "answers", "at": self.step, "answers": asked.make_records(made)}
         )
 
-    def _evaluate(self, samples: Dataset) -> dict[str, Any] | None:
+    def _evaluate_samples(self, samples: Dataset) -> dict[str, Any] | None:
         """Return the scores of all samples, None if stopped meanwhile."""
         parts: list[EvalResult] = []
         for start in range(0, len(samples), _PORTION):
@@ -175,7 +179,7 @@ class Student:
             parts.append(self.replica.evaluate([samples[index] for index in portion]))
         return EvalResult.sum_parts(parts).compute_scores()
 
-    def _save(self, scores: dict[str, Any] | None = None) -> None:
+    def _save_once(self, scores: dict[str, Any] | None = None) -> None:
         """Save the current step in the background, unless it was saved."""
         if self.step == self._saved:
             return
@@ -184,5 +188,5 @@ class Student:
         stream = asdict(self.position) | ({"rounds": self.own.run} if self.own else {})
         self.recorder.save(Save(snapshot, self.generation, scores, stream))
 
-    def _tell(self, event: str, message: str) -> None:
+    def _emit_event(self, event: str, message: str) -> None:
         self.recorder.emit({"event": event, "reason": message.removeprefix("waits ")})

@@ -21,8 +21,8 @@ from trainer.data.encoder import IGNORED
 from trainer.data.order import permute_epoch
 from trainer.data.tokens import Encoded
 from trainer.distill.answers.answer import Answer
-from trainer.distill.answers.author import Author, Generate, Place, Prompts
-from trainer.distill.answers.description import AnswersDescription, Drawing, prompts_digest
+from trainer.distill.answers.author import AnswerSlot, Author, Generate, Prompts
+from trainer.distill.answers.description import AnswersDescription, SamplingParams, prompts_digest
 from trainer.distill.answers.rounds import ON_POLICY, RoundsFolder, rounds_description
 from trainer.distill.logits import targets
 from trainer.distill.logits.dataset import LogitsFolder
@@ -50,7 +50,7 @@ def read_own_prompts(
     if objective is None or objective.on_policy is None:
         return None
     own = objective.on_policy
-    prompts = Prompts.read(Path(own.prompts), config.data.columns, model_dir)
+    prompts = Prompts.read_prompts(Path(own.prompts), config.data.columns, model_dir)
     length, new = len(prompts.tokens[prompts.longest]), own.max_new_tokens
     limits = {
         "data.max_seq_len": config.data.max_seq_len,
@@ -65,7 +65,7 @@ def read_own_prompts(
             )
     try:
         choices = ("reverse", "jsd")
-        targets.check(description.scheme, objective.temperature, own.divergence, choices)
+        targets.check_targets(description.scheme, objective.temperature, own.divergence, choices)
     except InputError as error:
         raise InputError(f"distillation.on_policy.{error}") from None
     return prompts
@@ -106,29 +106,31 @@ class OnPolicy:
         sampling = Sampling(temperature=own.temperature, seed=config.training.seed)
         self._author = Author(generate, prompts, sampling, own.max_new_tokens)
         self._rounds = RoundsFolder(folder.path / ON_POLICY / run)
-        self._rounds.describe(rounds_description(folder.description, run))
-        self._rounds.answers.describe(_description(config, folder.description, model_dir, prompts))
-        self._said: Callable[[str], None] = lambda _: None
+        self._rounds.write_description(rounds_description(folder.description, run))
+        self._rounds.answers.write_description(
+            _describe_answers(config, folder.description, model_dir, prompts)
+        )
+        self._on_wait: Callable[[str], None] = lambda _: None
         self._damaged: Callable[[str], None] = lambda _: None
         self._stream = ShardStream(
             self._rounds,
             seed=config.training.seed,
             order=permute_epoch,
             timeout=timeout,
-            on_wait=lambda message: self._said(message),
+            on_wait=lambda message: self._on_wait(message),
             on_damage=lambda message: self._damaged(message),
             poll=_POLL,
         )
         self._held: tuple[int, list[Encoded]] | None = None
         self.waited = 0.0
-        """Seconds that the last `take` waited for scores."""
+        """Seconds that the last `take_samples` waited for scores."""
         self.wrote = 0.0
         """Seconds in which it wrote answers."""
         self._order = lru_cache(2)(
             lambda epoch: permute_epoch(config.training.seed, epoch, len(prompts.tokens))
         )
 
-    def take(self, step: int, tell: Tell) -> list[Encoded] | None:
+    def take_samples(self, step: int, tell: Tell) -> list[Encoded] | None:
         """Return the samples of a step, counted from 0; None if the run is to stop.
 
         Rounds that are due are written first, by the present weights.
@@ -144,48 +146,50 @@ class OnPolicy:
                 for due in range(
                     number, min(number + own.prefetched_iterations, self._last_round) + 1
                 ):
-                    self._answers(due, tell)
+                    self._read_or_write_answers(due, tell)
                 self._held = number, self._read_scored(number, tell)
             except _Stopped:
                 return None
         return self._held[1][place * self._each : (place + 1) * self._each]
 
-    def _answers(self, number: int, tell: Tell) -> Sequence[Answer]:
+    def _read_or_write_answers(self, number: int, tell: Tell) -> Sequence[Answer]:
         """Return the answers of a round; they are written if they are not there."""
         there = self._rounds.answers
         if there.is_there(number):
             try:
-                return there.read(number)
+                return there.read_shard(number)
             except StorageError as error:
-                there.quarantine(number, str(error))
+                there.quarantine_shard(number, str(error))
                 tell("quarantined", f"{error}; written again")
-        began, plan = time.monotonic(), there.plan(number)
+        began, plan = time.monotonic(), there.plan_of(number)
         places = [
-            Place(document, 0, self._prompt(document), document)
+            AnswerSlot(document, 0, self._prompt_of(document), document)
             for document in range(plan.first_document, plan.stop_document)
         ]
-        answers = self._author.write(places, lambda _: self._look_at_stop())
-        kept = self._keep(number, answers, tell)
+        answers = self._author.write_answers(places, lambda _: self._look_at_stop())
+        kept = self._write_answers(number, answers, tell)
         self._rounds.plan_scores(number, kept)
         self.wrote += time.monotonic() - began
         return kept
 
-    def _keep(self, number: int, answers: Sequence[Answer], tell: Tell) -> Sequence[Answer]:
+    def _write_answers(
+        self, number: int, answers: Sequence[Answer], tell: Tell
+    ) -> Sequence[Answer]:
         """Write a round and return what is there; a full disk or a lost share is waited for.
 
         What is there may be older: the round seemed to be missing while its share did not answer.
         """
-        there, began, told = self._rounds.answers, time.monotonic(), False
+        there, began, reported = self._rounds.answers, time.monotonic(), False
         while True:
             try:
-                there.write(number, answers)
-                return there.read(number)
+                there.write_shard(number, answers)
+                return there.read_shard(number)
             except StorageError as error:
                 if time.monotonic() - began >= self._timeout:
                     raise
-                if not told:
+                if not reported:
                     tell("waiting", f"{error}; it is tried again")
-                told = True
+                reported = True
             self._look_at_stop()
             time.sleep(_POLL)
 
@@ -193,38 +197,40 @@ class OnPolicy:
         if self._stop:
             raise _Stopped
 
-    def _prompt(self, document: int) -> int:
+    def _prompt_of(self, document: int) -> int:
         """Return the number of the prompt of an answer, of which each comes once in an epoch."""
         epoch, place = divmod(document, len(self._prompts.tokens))
         return int(self._order(epoch)[place])
 
     def _read_scored(self, number: int, tell: Tell) -> list[Encoded]:
         """Return a round's samples, once a teacher has scored them."""
-        told: list[str] = []
+        reported: list[str] = []
 
-        def waits(message: str) -> None:
+        def on_wait(message: str) -> None:
             self._look_at_stop()
-            if not told:
-                told.append(message)
+            if not reported:
+                reported.append(message)
                 tell("waiting", message)
             if not self._rounds.answers.is_there(number):  # a teacher found them damaged
-                self._answers(number, tell)
+                self._read_or_write_answers(number, tell)
 
-        self._said, self._damaged = waits, lambda message: tell("quarantined", message)
-        self._answers(number, tell)
+        self._on_wait, self._damaged = on_wait, lambda message: tell("quarantined", message)
+        self._read_or_write_answers(number, tell)
         began, wrote = time.monotonic(), self.wrote
-        windows = self._stream.load(number, patient=True)
+        windows = self._stream.load_shard(number, patient=True)
         self.waited = time.monotonic() - began - (self.wrote - wrote)
         assert windows is not None, "a patient reader waits"
-        answers = self._rounds.answers.read(number)
-        return [self._sample(*pair) for pair in zip(windows, answers, strict=True)]
+        answers = self._rounds.answers.read_shard(number)
+        return [self._make_sample(*pair) for pair in zip(windows, answers, strict=True)]
 
-    def _sample(self, window: Window, answer: Answer) -> Encoded:
+    def _make_sample(self, window: Window, answer: Answer) -> Encoded:
         """Return a scored answer, of whose prompt nothing is learned."""
         objective = self._config.distillation
         assert objective is not None
         scheme = self._rounds.description.scheme
-        soft = targets.targets(window.scores, scheme, objective.temperature, self._own.divergence)
+        soft = targets.make_targets(
+            window.scores, scheme, objective.temperature, self._own.divergence
+        )
         labels: NDArray[np.int32] = window.tokens.copy()
         labels[: answer.asked] = IGNORED
         return Encoded(window.tokens, labels, soft)
@@ -238,7 +244,7 @@ class _Stopped(Exception):  # noqa: N818 - not an error: the run is to stop
     """Ends a wait, or the writing of answers."""
 
 
-def _description(
+def _describe_answers(
     config: RunConfig, teachers: Description, model_dir: Path, prompts: Prompts
 ) -> AnswersDescription:
     assert config.distillation is not None
@@ -258,7 +264,7 @@ def _description(
         corpus=CorpusInfo(digest=prompts_digest(prompts.samples), documents=0),
         samples=config.on_policy_answers * own.iteration_steps,
         max_new_tokens=own.max_new_tokens,
-        drawing=Drawing(
+        drawing=SamplingParams(
             temperature=own.temperature, top_k=None, top_p=None, seed=config.training.seed
         ),
         stops=(),

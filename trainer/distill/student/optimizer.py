@@ -38,7 +38,7 @@ class StudentOptimizer:
         self._layout = layout
         self._weights, self._gradient = weights, gradient
         self._moments = torch.zeros_like(weights), torch.zeros_like(weights)
-        spans = _spans(layout)
+        spans = _decay_spans(layout)
         parameters = {span: nn.Parameter(weights[span.start : span.stop]) for span in spans}
         self._torch = FusedAdamW(
             settings,
@@ -71,7 +71,9 @@ class StudentOptimizer:
     def snapshot(self, step: int) -> Snapshot:
         """Return a copy of weights and moments on the host; the next update may follow."""
         first, second = self._moments
-        return Snapshot(_host(self._weights), _host(first), _host(second), step)
+        return Snapshot(
+            _copy_to_host(self._weights), _copy_to_host(first), _copy_to_host(second), step
+        )
 
     @torch.no_grad()
     def apply(self, step: int, learning_rate: float, weight: int) -> float:
@@ -85,13 +87,13 @@ class StudentOptimizer:
         """
         norm = float(get_total_norm(self._gradient.split(_PIECE))) / max(weight, 1)
         if not math.isfinite(norm):
-            raise NonFiniteError.at_step(step, self._complaint())
+            raise NonFiniteError.at_step(step, self._describe_nonfinite())
         limit = self._settings.max_grad_norm
         self._gradient.mul_((1.0 if norm <= limit else limit / norm) / max(weight, 1))
         self._torch.step(learning_rate)
         return norm
 
-    def _complaint(self) -> str:
+    def _describe_nonfinite(self) -> str:
         for block in self._layout.blocks:
             for slot in block.tensors:
                 part = self._gradient[slot.start : slot.stop]
@@ -108,7 +110,7 @@ class _Span:
     decays: bool
 
 
-def _spans(layout: GradientLayout) -> list[_Span]:
+def _decay_spans(layout: GradientLayout) -> list[_Span]:
     """Return the stretches of the flat vector that decay, and those that do not."""
     decaying = find_decaying_spans(layout)
     edges = sorted({0, layout.size, *itertools.chain.from_iterable(decaying)})
@@ -116,5 +118,5 @@ def _spans(layout: GradientLayout) -> list[_Span]:
     return [_Span(start, stop, decays=start in begins) for start, stop in itertools.pairwise(edges)]
 
 
-def _host(vector: Tensor) -> NDArray[np.float32]:
+def _copy_to_host(vector: Tensor) -> NDArray[np.float32]:
     return torch.empty_like(vector, device="cpu").copy_(vector).numpy()

@@ -16,7 +16,7 @@ from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.logits.stream import Position, ShardStream
-from trainer.distill.logits.targets import targets
+from trainer.distill.logits.targets import make_targets
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.system.process.native_thread import NativeThread
 from trainer.system.process.stop_signals import StopRequest
@@ -24,7 +24,7 @@ from trainer.system.process.stop_signals import StopRequest
 Tell = Callable[[str, str], None]
 """Takes an event of `trainer.tracking.metrics` and a message."""
 
-_AHEAD = 2
+_PREFETCHED = 2
 """Batches that are ready for the device."""
 _LOOK = 0.2
 """Seconds between two checks for a stop."""
@@ -53,7 +53,7 @@ class Preparation:
 
     def __call__(self, window: Window) -> Encoded:
         """Return a sample, cut at the student's `max_seq_len`."""
-        soft = targets(
+        soft = make_targets(
             window.scores, self.scheme, self.objective.temperature, self.objective.divergence
         )
         length = min(len(window.tokens), self.max_seq_len)
@@ -63,7 +63,7 @@ class Preparation:
         return Encoded(tokens, labels, soft.window(0, length))
 
 
-def batches(
+def iterate_batches(
     stream: ShardStream, plan: StepPlan, step: int, position: Position, prepare: Preparation
 ) -> Iterator[Batch]:
     """Yield the batches of a run from a step, counted from 0, and its position."""
@@ -72,7 +72,7 @@ def batches(
         at = plan.find_samples(number)
         if number == step or at.start == 0:
             assert position.epoch == at.epoch, (position, at)
-            windows = stream.epoch(position)
+            windows = stream.iterate_epoch(position)
         samples: list[Encoded] = []
         documents: list[int] = []
         for _ in range(at.start, at.stop):
@@ -82,32 +82,34 @@ def batches(
         yield Batch(samples, documents, position)
 
 
-class Feed:
-    """Keeps a few batches ready; an error of the reading thread is raised in `take`.
+class BatchPrefetcher:
+    """Keeps a few batches ready; an error of the reading thread is raised in `take_batch`.
 
     Args:
-        source: returns the batches, given this feed: it calls `waiting` about once a second while
+        source: returns the batches, given this feed: it calls `on_wait` about once a second while
             it waits, and `damaged` for damaged shards.
         stop: ends a wait.
     """
 
-    def __init__(self, source: Callable[[Feed], Iterator[Batch]], stop: StopRequest) -> None:
+    def __init__(
+        self, source: Callable[[BatchPrefetcher], Iterator[Batch]], stop: StopRequest
+    ) -> None:
         self._source, self._stop = source, stop
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(_AHEAD)
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(_PREFETCHED)
         self._waits_for = ""
         self._damage: deque[str] = deque()
         self._closed = False
-        self._thread = NativeThread(self._fill, "feed")
+        self._thread = NativeThread(self._fill_queue, "feed")
         self._thread.start()
 
-    def take(self, tell: Tell) -> Batch | None:
+    def take_batch(self, tell: Tell) -> Batch | None:
         """Return the next batch, or None if the run is to stop.
 
         Args:
             tell: called for damage and for waits: when the reason changes, and now and then with
                 the duration.
         """
-        began, told, due = time.monotonic(), "", _TELL
+        began, reported, due = time.monotonic(), "", _TELL
         while not self._stop:
             try:
                 item = self._ready.get(timeout=_LOOK)
@@ -117,19 +119,19 @@ class Feed:
                 tell("quarantined", self._damage.popleft())
             if item is None:
                 message, waited = self._waits_for, time.monotonic() - began
-                if message and message != told:
+                if message and message != reported:
                     tell("waiting", message)
                 elif message and waited >= due:
                     tell("waiting", f"{message}, for {waited:.0f} s")
                     due = waited + _TELL
-                told = message
+                reported = message
                 continue
             if isinstance(item, BaseException):
                 raise item
             return item
         return None
 
-    def waiting(self, message: str) -> None:
+    def on_wait(self, message: str) -> None:
         """Record what the source waits for; raises once the consumer has stopped."""
         if self._closed or self._stop:
             raise _Closed
@@ -149,18 +151,18 @@ class Feed:
         self._closed = True
         self._thread.join(5.0)
 
-    def _fill(self) -> None:
+    def _fill_queue(self) -> None:
         with suppress(_Closed):
             try:
                 for batch in self._source(self):
                     self._waits_for = ""
-                    self._put(batch)
+                    self._put_item(batch)
             except _Closed:
                 raise
             except BaseException as error:  # raised again in the consumer
-                self._put(error)
+                self._put_item(error)
 
-    def _put(self, item: Batch | BaseException) -> None:
+    def _put_item(self, item: Batch | BaseException) -> None:
         while True:
             if self._closed:
                 raise _Closed

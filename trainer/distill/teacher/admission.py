@@ -34,7 +34,7 @@ LIMIT = 0.02
 _FLOOR = -1e30  # of an impossible token, so that it counts as 0 in a sum
 
 
-def admit(
+def admit_engine(
     engine: Engine, name: str, model_dir: Path, windows: Sequence[NDArray[np.int32]]
 ) -> float | None:
     """Return KL(transformers || engine) in nats a position; None without a position to compare.
@@ -64,9 +64,9 @@ def admit(
     total = 0.0
     for first in range(0, len(windows), 2):
         batch = windows[first : first + 2]  # padded, as those of the pass are
-        alone = chain.from_iterable(_rows(reference, [window]) for window in batch)
-        pairs = zip(alone, _rows(engine, batch), strict=True)
-        total += sum(_divergence(log_p, log_q) for log_p, log_q in pairs)
+        alone = chain.from_iterable(_iterate_rows(reference, [window]) for window in batch)
+        pairs = zip(alone, _iterate_rows(engine, batch), strict=True)
+        total += sum(_kl_divergence(log_p, log_q) for log_p, log_q in pairs)
     kl = total / positions
     if not kl <= LIMIT:
         found = f"{kl:.3g} nats" if math.isfinite(kl) else "NaN or Inf"
@@ -85,12 +85,12 @@ def _reference_dtype(model_dir: Path) -> torch.dtype:
     return torch.float32 if loaded < free else torch.bfloat16
 
 
-def _rows(engine: Engine, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+def _iterate_rows(engine: Engine, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
     """Yield log-probabilities of positions 1 to T - 1, `[vocab_size]` in fp64 each."""
-    for logits in engine.prefill(batch):
+    for logits in engine.iterate_logits(batch):
         for row in logits:
             yield row.cpu().double().log_softmax(0).clamp(min=_FLOOR)
 
 
-def _divergence(log_p: Tensor, log_q: Tensor) -> float:
+def _kl_divergence(log_p: Tensor, log_q: Tensor) -> float:
     return float((log_p.exp() * (log_p - log_q)).sum())

@@ -24,9 +24,9 @@ from trainer.distill.logits.description import (
     Values,
 )
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.teacher.engines import engine_kind, quantization
+from trainer.distill.teacher.engines import describe_quantization, engine_kind
 from trainer.distill.teacher.same_ids import check_same_ids
-from trainer.distill.teacher.windows import SHARD_BYTES, Windows, window_length
+from trainer.distill.teacher.windows import SHARD_BYTES, WindowCutter, window_length
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
 from trainer.model.architecture import read_vocabulary
 from trainer.model.files import model_digest, resolve_model
@@ -68,12 +68,12 @@ class Assignment:
 
     model_dir: Path
     vocabulary: Vocabulary
-    windows: Windows
+    windows: WindowCutter
     folder: LogitsFolder
     description: Description
     """Of the folder, which the first admitted teacher writes there."""
 
-    def describe(self, kl: float | None) -> None:
+    def write_description(self, kl: float | None) -> None:
         """Write the description to the folder, or compare it with the existing one.
 
         Args:
@@ -85,12 +85,14 @@ class Assignment:
             StorageError: the disk failed.
         """
         teacher = replace(self.description.teacher, kl=kl)
-        self.folder.describe(replace(self.description, teacher=teacher))
+        self.folder.write_description(replace(self.description, teacher=teacher))
 
     def first_windows(self, tokens: int) -> list[NDArray[np.int32]]:
         """Return the corpus's first tokens in windows, as the teacher's ids, `[T]` each."""
         found: list[NDArray[np.int32]] = []
-        windows = (window for plan in self.description.shards for window in self.windows.cut(plan))
+        windows = (
+            window for plan in self.description.shards for window in self.windows.cut_shard(plan)
+        )
         for window in windows:
             found.append(self.vocabulary.teacher_ids[window.tokens[:tokens]])
             tokens -= len(found[-1])
@@ -99,7 +101,7 @@ class Assignment:
         return found
 
 
-def assign(request: ScoringRequest) -> Assignment:
+def assign_request(request: ScoringRequest) -> Assignment:
     """Return what a request asks for, after comparing it with an existing output folder.
 
     Raises:
@@ -112,7 +114,7 @@ def assign(request: ScoringRequest) -> Assignment:
     model_dir = resolve_model(request.model)
     tokenizer_dir = request.tokenizer or model_dir
     max_seq_len = window_length(model_dir, request.max_seq_len)
-    vocabulary = Vocabulary.load(tokenizer_dir, model_dir)
+    vocabulary = Vocabulary.load_map(tokenizer_dir, model_dir)
     if not request.data and not vocabulary.is_proven:
         raise InputError(
             f"--tokenizer {tokenizer_dir} is compared with that of a GGUF file on the corpus: give"
@@ -121,26 +123,26 @@ def assign(request: ScoringRequest) -> Assignment:
     date = request.date or TEMPLATE_DATE
     encoder = Encoder(tokenizer_dir, request.lost_text or "refuse", date)
     documents = open_documents(request.data, request.columns, encoder)
-    windows = Windows(documents, max_seq_len)
+    windows = WindowCutter(documents, max_seq_len)
     folder = LogitsFolder(request.output)
     is_local = Path(request.model).expanduser().exists()
     teacher = TeacherInfo(
         name=lasting_name(request.model, model_dir) if is_local else request.model,
         digest=model_digest(model_dir),
         engine=request.engine,
-        quantization=quantization(request.engine, model_dir),
+        quantization=describe_quantization(request.engine, model_dir),
         dtype=request.dtype,
         vocab_size=read_vocabulary(model_dir),
         tokenizer_size=tokenizer_size(model_dir),
     )
     tokenizer = TokenizerInfo(digest=vocabulary.tokenizer, size=vocabulary.size)
     corpus = CorpusInfo(digest=documents.digest, documents=len(documents), date=date)
-    ranges = windows.ranges(request.shard_bytes)
+    ranges = windows.split_documents(request.shard_bytes)
     known = _known_plan(folder, tokenizer, corpus, max_seq_len, ranges)
     if known is None and not vocabulary.is_proven:
         whole = Documents(request.data, request.columns)
         check_same_ids(whole, tokenizer_dir, model_dir, encoder)
-    plans = known or windows.plan(ranges)
+    plans = known or windows.plan_shards(ranges)
     if request.scheme.kind == "full" and plans:
         _check_size(plans, vocabulary.size)
     description = Description(
@@ -154,7 +156,7 @@ def assign(request: ScoringRequest) -> Assignment:
         shards=plans,
     )
     if folder.is_described:
-        folder.compare(description)
+        folder.compare_description(description)
     return Assignment(model_dir, vocabulary, windows, folder, description)
 
 
@@ -183,7 +185,7 @@ def _known_plan(
     try:
         there = folder.description
     except InputError:
-        return None  # missing or unusable: `describe` reports it
+        return None  # missing or unusable: `write_description` reports it
     same = (there.tokenizer, there.corpus, there.max_seq_len) == (tokenizer, corpus, max_seq_len)
     same &= [(plan.first_document, plan.stop_document) for plan in there.shards] == ranges
     return there.shards if same else None

@@ -81,7 +81,7 @@ def check_teacher(folder: LogitsFolder, model: Path, tokenizer: Path) -> Vocabul
             f"{folder.path}: was scored with removed_tokens {moved} by an earlier version, and this"
             " one cannot score it again; a student can still learn from it"
         )
-    vocabulary = Vocabulary.load(tokenizer, model)
+    vocabulary = Vocabulary.load_map(tokenizer, model)
     for name, there, here, where in (
         ("tokenizer", description.tokenizer.digest, vocabulary.tokenizer, tokenizer),
         ("teacher", description.teacher.digest, model_digest(model), model),
@@ -115,7 +115,7 @@ def choose_engine(folder: LogitsFolder, model: Path) -> str:
     return teacher.engine
 
 
-def audit(
+def audit_windows(
     folder: LogitsFolder,
     teacher: Teacher,
     *,
@@ -137,11 +137,11 @@ def audit(
     description = folder.description
     kls: list[_Floats] = []
     again = drawn = windows = 0
-    for window in _sample(folder, fraction, seed):
+    for window in _sample_windows(folder, fraction, seed):
         windows += 1
-        for stored, rows, log_p in _again(teacher, window, description.scheme.temperature):
+        for stored, rows, log_p in _score_again(teacher, window, description.scheme.temperature):
             is_scored = np.diff(stored.offsets) > 0  # a prompt is not
-            kls.append(_divergence(stored, log_p, description.scheme)[is_scored])
+            kls.append(_kl_divergences(stored, log_p, description.scheme)[is_scored])
             again += _common_draws(stored, rows)
             drawn += int(stored.counts.sum())
     kl = np.concatenate(kls) if kls else np.zeros(0)
@@ -158,7 +158,7 @@ def audit(
     )
 
 
-def _sample(folder: LogitsFolder, fraction: float, seed: int) -> Iterator[Window]:
+def _sample_windows(folder: LogitsFolder, fraction: float, seed: int) -> Iterator[Window]:
     """Yield windows of the complete shards, drawn without replacement, shard by shard."""
     plans = [plan for plan in folder.plans if folder.is_complete(plan.number)]
     bounds = np.cumsum([0, *(plan.windows for plan in plans)])
@@ -167,25 +167,29 @@ def _sample(folder: LogitsFolder, fraction: float, seed: int) -> Iterator[Window
     for plan, first, stop in zip(plans, bounds[:-1], bounds[1:], strict=True):
         inside = chosen[(chosen >= first) & (chosen < stop)] - first
         if inside.size:
-            windows = folder.read(plan.number)
+            windows = folder.read_shard(plan.number)
             yield from (windows[int(index)] for index in inside)
 
 
-def _again(
+def _score_again(
     teacher: Teacher, window: Window, temperature: float
 ) -> Iterator[tuple[Scores, Rows, Tensor]]:
     """Yield positions with the stored scores, the new ones, and the teacher's log p `[n, S]`."""
     piece = UnscoredWindow(window.document, window.start, window.tokens)
-    points = teacher.uniforms(piece)
+    points = teacher.draw_uniforms(piece)
     done = 0
-    for logits in teacher.engine.prefill([teacher.teacher_ids[window.tokens]]):
+    for logits in teacher.engine.iterate_logits([teacher.teacher_ids[window.tokens]]):
         stop = done + len(logits)
-        rows = teacher.scorer.score(logits, points[done:stop])
-        yield _part(window.scores, done + 1, stop + 1), rows, _log_p(logits, temperature, teacher)
+        rows = teacher.scorer.score_rows(logits, points[done:stop])
+        yield (
+            _slice_scores(window.scores, done + 1, stop + 1),
+            rows,
+            _log_p(logits, temperature, teacher),
+        )
         done = stop
 
 
-def _part(scores: Scores, first: int, stop: int) -> Scores:
+def _slice_scores(scores: Scores, first: int, stop: int) -> Scores:
     """Return some positions of a window."""
     begin, end = int(scores.offsets[first]), int(scores.offsets[stop])
     return Scores(
@@ -206,27 +210,29 @@ def _log_p(logits: Tensor, temperature: float, teacher: Teacher) -> Tensor:
     return log_p.index_select(1, own)
 
 
-def _divergence(stored: Scores, log_p: Tensor, scheme: Scheme) -> _Floats:
+def _kl_divergences(stored: Scores, log_p: Tensor, scheme: Scheme) -> _Floats:
     """Return KL(stored || live) of each position, see `AuditResult.mean_kl`, `[n]`."""
     count = len(stored.tail)
     row = np.repeat(np.arange(count), np.diff(stored.offsets))
     columns = torch.from_numpy(stored.ids).long().to(log_p.device)
     log_q = log_p[torch.from_numpy(row).to(log_p.device), columns].double().cpu().numpy()
 
-    def total(values: NDArray[Any], of: NDArray[np.bool_] | slice = slice(None)) -> _Floats:
+    def sum_by_position(
+        values: NDArray[Any], of: NDArray[np.bool_] | slice = slice(None)
+    ) -> _Floats:
         return np.bincount(row[of], values, count).astype(np.float64)
 
     if scheme.kind == "sampled":
         mass = log_p.double().logsumexp(1).cpu().numpy()
-        surprise = total(stored.counts * (mass[row] - log_q)) / scheme.samples
+        surprise = sum_by_position(stored.counts * (mass[row] - log_q)) / scheme.samples
         return surprise - stored.entropy
     assert stored.logprobs is not None
     kept = stored.counts == 0
     p_log = stored.logprobs[kept].astype(np.float64)
     p, tail = np.exp(p_log), stored.tail.astype(np.float64)
-    live_tail = np.maximum(1 - total(np.exp(log_q[kept]), kept), _LEAST)
-    whole = total(p, kept) + tail  # in half precision it is not exactly 1
-    inside = total(p * (p_log - log_q[kept]), kept)
+    live_tail = np.maximum(1 - sum_by_position(np.exp(log_q[kept]), kept), _LEAST)
+    whole = sum_by_position(p, kept) + tail  # in half precision it is not exactly 1
+    inside = sum_by_position(p * (p_log - log_q[kept]), kept)
     outside = tail * np.log(np.maximum(tail, _LEAST) / live_tail)
     with np.errstate(divide="ignore", invalid="ignore"):  # positions without scores
         return (inside + outside) / whole - np.log(whole)

@@ -31,7 +31,7 @@ _CPU_ELEMENTS = 1 << 20  # of a working buffer for each thread, which fits the c
 _DEVICE_ELEMENTS = 1 << 27
 
 
-def uniforms(
+def draw_uniforms(
     seed: int, document: int, start: int, positions: int, draws: int
 ) -> NDArray[np.float64]:
     """Return draws of U[0, 1) for a window, `[positions, draws]`.
@@ -77,28 +77,28 @@ class Scorer:
         self._ids = None if in_order else torch.from_numpy(teacher_ids).long().to(device)
         """None: the student's tokens are the teacher's first ones."""
 
-        def buffers(columns: int) -> tuple[Tensor, Tensor]:
+        def allocate_buffers(columns: int) -> tuple[Tensor, Tensor]:
             shape = (rows, -(-columns // BLOCK) * BLOCK)
             log_p = torch.full(shape, -math.inf, dtype=torch.float32, device=device)
             return log_p, torch.zeros_like(log_p)  # the columns of padding do not change
 
-        self._whole = buffers(vocab_size)
-        self._own = self._whole if in_order else buffers(self._size)
+        self._whole = allocate_buffers(vocab_size)
+        self._own = self._whole if in_order else allocate_buffers(self._size)
 
     @torch.no_grad()
-    def score(self, logits: Tensor, uniforms: NDArray[np.float64]) -> Rows:
+    def score_rows(self, logits: Tensor, uniforms: NDArray[np.float64]) -> Rows:
         """Return the kept scores of N positions.
 
         Args:
             logits: `[N, V]` of any float type, on the scorer's device.
-            uniforms: `[N, draws]`, see `uniforms`.
+            uniforms: `[N, draws]`, see `draw_uniforms`.
         """
         assert logits.shape[1] == self._vocab_size, f"{logits.shape} is not (N, {self._vocab_size})"
         assert uniforms.shape == (len(logits), self.draws)
         points = torch.from_numpy(uniforms).to(logits.device, non_blocking=True)
         step = len(self._whole[0])
         parts = [
-            self._score(logits[first : first + step], points[first : first + step])
+            self._score_buffered(logits[first : first + step], points[first : first + step])
             for first in range(0, max(len(logits), 1), step)
         ]
         kept, *others = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
@@ -106,10 +106,10 @@ class Scorer:
             kept = np.broadcast_to(np.arange(self._size, dtype=np.int32), others[0].shape)
         return Rows(kept, *others)
 
-    def _score(self, logits: Tensor, points: Tensor) -> tuple[Tensor, ...]:
+    def _score_buffered(self, logits: Tensor, points: Tensor) -> tuple[Tensor, ...]:
         """Score as many rows as a buffer holds; returns the fields of `Rows`."""
-        log_p, p = self._probabilities(logits)
-        kept = _largest(log_p, self._kept)
+        log_p, p = self._student_probabilities(logits)
+        kept = _top_columns(log_p, self._kept)
         kept_log_p, kept_p = log_p.gather(1, kept), p.gather(1, kept)
         p.scatter_(1, kept, 0.0)
         masses = p.unflatten(1, (BLOCK, -1)).sum(1)
@@ -117,7 +117,7 @@ class Scorer:
         dropped = (1 - known - below).clamp_(min=0)
         if self._size == self._vocab_size:
             dropped.zero_()
-        drawn = self._draw(p, masses, points)
+        drawn = self._draw_tokens(p, masses, points)
         drawn_log_p = log_p.gather(1, drawn.clamp(min=0))
         p_log_p = p[:, : self._size].mul_(log_p[:, : self._size]).sum(1)  # 0 x -Inf is NaN
         tail = below + dropped
@@ -125,17 +125,17 @@ class Scorer:
             # The tail is spread over the tokens below in proportion; without any, over the kept.
             spread = torch.where(below > _NOTHING, tail / below, 0.0)
             scale = torch.where(below > _NOTHING, 1.0, 1 / known)
-            entropy = _entropy((kept_p * kept_log_p).sum(1), known, scale)
-            entropy += _entropy(p_log_p, below, spread)
+            entropy = _scaled_entropy((kept_p * kept_log_p).sum(1), known, scale)
+            entropy += _scaled_entropy(p_log_p, below, spread)
         else:
-            entropy = _entropy(p_log_p, below, 1 / below)
+            entropy = _scaled_entropy(p_log_p, below, 1 / below)
             if self._scheme.kind == "sampled":
                 tail = torch.ones_like(tail)
             else:
                 kept_log_p, tail = log_p[:, : self._size].clone(), dropped
         return kept.int(), kept_log_p, drawn.int(), drawn_log_p, tail, dropped, entropy
 
-    def _probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _student_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p and p of the student's tokens, `[n, columns]`, in the buffers."""
         count = len(logits)
         log_p, p = (buffer[:count] for buffer in self._whole)
@@ -153,7 +153,7 @@ class Scorer:
         own_p[:, : self._size] = p.index_select(1, self._ids)
         return own_log_p, own_p
 
-    def _draw(self, p: Tensor, masses: Tensor, points: Tensor) -> Tensor:
+    def _draw_tokens(self, p: Tensor, masses: Tensor, points: Tensor) -> Tensor:
         """Return tokens by the inverse of the distribution function, `[n, D]`.
 
         Args:
@@ -178,7 +178,7 @@ class Scorer:
         return torch.where(sums[:, -1:] > _NOTHING, place * width + block, -1)
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
+def _top_columns(values: Tensor, count: int) -> Tensor:
     """Return the columns of the `count` largest of each row, the largest first, `[n, count]`."""
     blocks = values.unflatten(1, (BLOCK, -1))
     width = blocks.shape[2]
@@ -190,6 +190,6 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return place // count * width + best.gather(1, place % count)
 
 
-def _entropy(p_log_p: Tensor, mass: Tensor, scale: Tensor) -> Tensor:
+def _scaled_entropy(p_log_p: Tensor, mass: Tensor, scale: Tensor) -> Tensor:
     """Return -sum q log q of q = scale x p from the sums of p log p and of p, `[n]`."""
     return -scale * p_log_p - torch.special.xlogy(scale * mass, scale)

@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Where the logits are."""
         ...
 
-    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """Yield the logits of every token but the first of each window, some rows at a time.
 
         Args:
@@ -64,28 +64,28 @@ class EngineKind:
     facts: EngineFacts
 
 
-def _torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> Engine:
+def _open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> Engine:
     from trainer.distill.teacher.torch_engine import open_torch
 
     return open_torch(model_dir, dtype, compute, forward)
 
 
-def _openvino(model_dir: Path, dtype: str, compute: Compute, _forward: ForwardSize) -> Engine:
+def _open_openvino(model_dir: Path, dtype: str, compute: Compute, _forward: ForwardSize) -> Engine:
     from trainer.distill.teacher.openvino_engine import open_openvino
 
     return open_openvino(model_dir, dtype, compute)
 
 
-def _gguf(model_dir: Path, _dtype: str, compute: Compute, _forward: ForwardSize) -> Engine:
+def _open_gguf(model_dir: Path, _dtype: str, compute: Compute, _forward: ForwardSize) -> Engine:
     from trainer.distill.teacher.gguf_engine import open_gguf
 
     return open_gguf(model_dir, compute)
 
 
 _OPENERS: dict[str, Callable[[Path, str, Compute, ForwardSize], Engine]] = {
-    "torch": _torch,
-    "openvino": _openvino,
-    "gguf": _gguf,
+    "torch": _open_torch,
+    "openvino": _open_openvino,
+    "gguf": _open_gguf,
 }
 ENGINES: dict[str, EngineKind] = {
     name: EngineKind(_OPENERS[name], facts) for name, facts in TEACHER_ENGINES.items()
@@ -103,7 +103,7 @@ def engine_kind(name: str) -> EngineKind:
     return ENGINES[name]
 
 
-def quantization(name: str, model_dir: Path) -> str:
+def describe_quantization(name: str, model_dir: Path) -> str:
     """Return how an engine holds a model's weights.
 
     Raises:

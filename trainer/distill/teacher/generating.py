@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.distill.answers.answer import Answer
-from trainer.distill.answers.author import Author, Generate, Place, Prompts
+from trainer.distill.answers.author import AnswerSlot, Author, Generate, Prompts
 from trainer.distill.answers.description import (
     AnswersDescription,
-    Drawing,
-    plans,
+    SamplingParams,
+    plan_shards,
     prompts_digest,
 )
 from trainer.distill.answers.folder import AnswersFolder
@@ -78,7 +78,7 @@ def assign_answers(request: AnswerRequest) -> AnswerAssignment:
         RefusedError: the folder's description differs; names both values.
     """
     model_dir = resolve_model(request.model)
-    prompts = Prompts.read(request.prompts, request.columns, model_dir)
+    prompts = Prompts.read_prompts(request.prompts, request.columns, model_dir)
     new = request.max_new_tokens
     most, length = read_positions(model_dir), len(prompts.tokens[prompts.longest])
     if most is not None and length + new > most:
@@ -101,13 +101,13 @@ def assign_answers(request: AnswerRequest) -> AnswerAssignment:
         corpus=CorpusInfo(digest=prompts_digest(samples), documents=len(samples)),
         samples=request.samples,
         max_new_tokens=new,
-        drawing=Drawing(**asdict(request.sampling)),
+        drawing=SamplingParams(**asdict(request.sampling)),
         stops=tuple(request.stops),
-        shards=plans(len(samples), request.prompts_per_shard, request.samples, new),
+        shards=plan_shards(len(samples), request.prompts_per_shard, request.samples, new),
     )
     folder = AnswersFolder(request.output)
     if folder.is_described:
-        folder.compare(description)
+        folder.compare_description(description)
     return AnswerAssignment(model_dir, prompts, request.sampling, folder, description)
 
 
@@ -132,15 +132,15 @@ class AnswerRun(ShardRun[Answer]):
                 there.stops,
             )
             check_same_model(assignment.model_dir, there.teacher)
-            assignment.folder.describe(there)
+            assignment.folder.write_description(there)
 
             def make(plan: ShardPlan, on_tokens: Callable[[int], None]) -> list[Answer]:
                 places = [
-                    Place(document, sample, document, document * there.samples + sample)
+                    AnswerSlot(document, sample, document, document * there.samples + sample)
                     for document in range(plan.first_document, plan.stop_document)
                     for sample in range(there.samples)
                 ]
-                return author.write(places, on_tokens)
+                return author.write_answers(places, on_tokens)
 
             return make
 

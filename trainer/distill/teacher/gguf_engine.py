@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.config.teacher_engines import check_teacher_backend
-from trainer.distill.teacher.llama_cpp import LlamaCpp, last, load_llama_cpp
+from trainer.distill.teacher.llama_cpp import LlamaCpp, last_error, load_llama_cpp
 from trainer.distill.teacher.torch_engine import warn_if_from_disk
 from trainer.distill.teacher.windows import WINDOW
 from trainer.model.architecture import Architecture, read_architecture
@@ -53,21 +53,21 @@ class GgufEngine:
         self._model = self._library.open_model(source.path)
         if not self._model:
             raise InputError(
-                f"{source.path}: llama.cpp cannot open it: {last(self._library.errors)}; use"
+                f"{source.path}: llama.cpp cannot open it: {last_error(self._library.errors)}; use"
                 " --engine torch"
             )
         self.vocab_size = self._library.vocab_size(self._model)
         self._rows = gguf_batch(self.vocab_size)
         self._cells = 0
         self._opened: list[int] = []
-        weakref.finalize(self, _close, self._library, self._opened, self._model)
+        weakref.finalize(self, _free_all, self._library, self._opened, self._model)
 
-    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """See `Engine`."""
-        for group in _together(batch, self._rows):
-            yield from self._read(group)
+        for group in _group_windows(batch, self._rows):
+            yield from self._compute_logits(group)
 
-    def _read(self, windows: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def _compute_logits(self, windows: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """Yield the logits of every token of windows, some rows at a time."""
         tokens = np.concatenate(windows)
         places = np.concatenate([np.arange(len(each), dtype=np.int32) for each in windows])
@@ -75,10 +75,10 @@ class GgufEngine:
             np.arange(len(windows), dtype=np.int32), [len(each) for each in windows]
         )
         context = self._context_of(len(tokens))
-        self._library.forget(context)
+        self._library.clear_cache(context)
         for first in range(0, len(tokens), self._rows):
             part = slice(first, first + self._rows)
-            logits = self._library.forward(
+            logits = self._library.compute_logits(
                 context, tokens[part], places[part], numbers[part], self.vocab_size
             )
             self._source.check_unchanged()  # else these are of other weights
@@ -105,13 +105,15 @@ class GgufEngine:
         return self._opened[0]
 
 
-def _close(library: LlamaCpp, contexts: list[int], model: int) -> None:
+def _free_all(library: LlamaCpp, contexts: list[int], model: int) -> None:
     for context in contexts:
         library.close_context(context)
     library.close_model(model)
 
 
-def _together(batch: Sequence[NDArray[np.int32]], rows: int) -> Iterator[list[NDArray[np.int32]]]:
+def _group_windows(
+    batch: Sequence[NDArray[np.int32]], rows: int
+) -> Iterator[list[NDArray[np.int32]]]:
     """Yield windows without their last tokens, which predict nothing, as groups for one forward.
 
     A group has at most `rows` tokens, or is one window.

@@ -100,13 +100,13 @@ def step_seconds(
         store: has room for them; None for the attention of `Cache` itself.
     """
 
-    def ones(heads: int, length: int) -> Tensor:
+    def make_ones(heads: int, length: int) -> Tensor:
         return torch.ones((batch, heads, length, shape.head_dim)).to(like)
 
     layer = 0 if store is None else min(store.layers)
     cache, best = KVCache(slots, store), float("inf")
-    prompts, new = ones(shape.num_kv_heads, slots - 1), ones(shape.num_kv_heads, 1)
-    queries = ones(shape.num_heads, 1)
+    prompts, new = make_ones(shape.num_kv_heads, slots - 1), make_ones(shape.num_kv_heads, 1)
+    queries = make_ones(shape.num_heads, 1)
     cache.advance(None, slots - 1)
     cache.attend(layer, prompts, prompts, prompts)
     cache.advance(torch.full((batch, 1), slots - 1, device=like.device), 1)

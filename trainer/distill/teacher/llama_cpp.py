@@ -137,11 +137,11 @@ class LlamaCpp:
         ):
             function = getattr(library, name)
             function.restype, function.argtypes = returned, arguments
-        self._log = _LOG(self._listen)  # the library keeps no reference of its own
+        self._log = _LOG(self._on_log)  # the library keeps no reference of its own
         library.llama_log_set(self._log, None)
         library.llama_backend_init()
 
-    def _listen(self, level: int, text: bytes, _: object) -> None:
+    def _on_log(self, level: int, text: bytes, _: object) -> None:
         if level == _ERROR:
             self.errors.append(text.decode(errors="replace").strip())
 
@@ -189,11 +189,11 @@ class LlamaCpp:
         """Free a context."""
         self._library.llama_free(context)
 
-    def forget(self, context: int) -> None:
+    def clear_cache(self, context: int) -> None:
         """Empty a context's keys and values."""
         self._library.llama_memory_clear(self._library.llama_get_memory(context), False)
 
-    def forward(
+    def compute_logits(
         self,
         context: int,
         tokens: NDArray[np.int32],
@@ -232,19 +232,19 @@ class LlamaCpp:
             raise MemoryError
         if result != 0:
             raise InputError(
-                f"llama.cpp cannot compute this model ({result}): {last(self.errors)}; use"
+                f"llama.cpp cannot compute this model ({result}): {last_error(self.errors)}; use"
                 " --engine torch"
             )
         return np.ctypeslib.as_array(self._library.llama_get_logits(context), (count, vocab_size))
 
 
-def last(errors: Sequence[str]) -> str:
+def last_error(errors: Sequence[str]) -> str:
     """Return the last thing that llama.cpp reported."""
     return errors[-1] if errors else "no reason is given"
 
 
 @lru_cache(maxsize=1)
-def _load(path: Path) -> LlamaCpp:
+def _load_library(path: Path) -> LlamaCpp:
     return LlamaCpp(path)
 
 
@@ -270,6 +270,6 @@ def load_llama_cpp(where: str) -> LlamaCpp:
         )
     (folder,) = spec.submodule_search_locations
     try:
-        return _load(next(Path(folder).glob(f"{PACKAGE}.*.so")))
+        return _load_library(next(Path(folder).glob(f"{PACKAGE}.*.so")))
     except (OSError, StopIteration, AttributeError) as error:
         raise InputError(f"{where} cannot load {folder}: {error}") from None

@@ -63,7 +63,7 @@ class OpenVinoEngine:
         self._settings: dict[str, Any] = {
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,  # other processes compute here too
-            "INFERENCE_PRECISION_HINT": self._precision(dtype),
+            "INFERENCE_PRECISION_HINT": self._inference_precision(dtype),
         }
         if threads is not None:
             self._settings["INFERENCE_NUM_THREADS"] = threads
@@ -73,32 +73,32 @@ class OpenVinoEngine:
             hidden = backbone(ids)[0]
         auto = torch.export.Dim.AUTO
         try:
-            self._backbone = self._compile(backbone, ids, {0: auto, 1: auto})
+            self._backbone = self._compile_part(backbone, ids, {0: auto, 1: auto})
             head = _Part(parts.model, parts.head, stored)
-            self._head = self._compile(head, hidden, {0: auto})
+            self._head = self._compile_part(head, hidden, {0: auto})
         # torch.export and OpenVINO raise errors of many types for what they cannot express.
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise InputError(
-                f"--engine openvino: {model_dir} cannot be exported: {_reason(error)}; use"
+                f"--engine openvino: {model_dir} cannot be exported: {_first_reason(error)}; use"
                 " --engine torch"
             ) from None
         del parts, backbone, head
         gc.collect()  # exported programs are cycles that hold the weights
 
-    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """See `Engine`."""
         ids, rows, places = pad_windows(batch)
-        hidden = _infer(self._backbone, ids)[rows, places]
+        hidden = _run_request(self._backbone, ids)[rows, places]
         for part in hidden.split(rows_at_once(self.vocab_size, self.device)):
-            yield _infer(self._head, part)
+            yield _run_request(self._head, part)
 
-    def _precision(self, dtype: str) -> str:
+    def _inference_precision(self, dtype: str) -> str:
         able = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         return "bf16" if dtype == "bfloat16" and "BF16" in able else "f32"
 
-    def _compile(self, part: nn.Module, example: Tensor, dynamic: dict[int, Any]) -> Any:
+    def _compile_part(self, part: nn.Module, example: Tensor, dynamic: dict[int, Any]) -> Any:
         """Return a request that computes a part with int8 weights."""
         from openvino.frontend import (  # pyright: ignore[reportMissingImports] - of an extra
             FrontEndManager,
@@ -125,7 +125,7 @@ class OpenVinoEngine:
             decoder = TorchFXPythonDecoder(exported.module(), dynamic_shapes=True)
         frontend = FrontEndManager().load_by_framework("pytorch")
         graph = frontend.convert(frontend.load(decoder))
-        quantise(graph)
+        quantise_weights(graph)
         hold_constants(graph)
         return self._core.compile_model(graph, "CPU", self._settings).create_infer_request()
 
@@ -162,7 +162,7 @@ def needed_memory(headers: dict[str, TensorHeader]) -> int:
     return int8_opening_bytes(sum(sizes), max(sizes), loaded)
 
 
-def quantise(graph: Any) -> int:
+def quantise_weights(graph: Any) -> int:
     """Replace the weights of a graph's products by int8 with a scale for each output.
 
     Returns how many were replaced.
@@ -217,7 +217,7 @@ def hold_constants(graph: Any) -> None:
             node.output(0).replace(held.output(0))
 
 
-def _infer(request: Any, x: Tensor) -> Tensor:
+def _run_request(request: Any, x: Tensor) -> Tensor:
     try:
         request.infer({0: x.contiguous().numpy()})
     except RuntimeError as error:
@@ -227,11 +227,11 @@ def _infer(request: Any, x: Tensor) -> Tensor:
     return torch.from_numpy(request.get_output_tensor(0).data)
 
 
-def _reason(error: Exception) -> str:
+def _first_reason(error: Exception) -> str:
     """Return an error's first line that is more than OpenVINO's place in its sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith("Exception from ")]
-    return next(iter(told or lines), type(error).__name__)[:300]
+    kept = [line for line in lines if not line.startswith("Exception from ")]
+    return next(iter(kept or lines), type(error).__name__)[:300]
 
 
 def import_openvino(model_dir: Path) -> Any:

@@ -14,7 +14,7 @@ from trainer.system.storage.lease import SILENCE, Lease, LeaseListener, acquire_
 log = logging.getLogger(__name__)
 
 
-class Parts:
+class PartLeases:
     """The parts that a process holds: its own, and those of processes that died.
 
     A part of which nobody ever began is left to who will, and so is one that was released: its
@@ -41,15 +41,15 @@ class Parts:
         self._held = {index}
         self._listener = LeaseListener(silence, clock)
 
-    def take(self, name: str) -> Lease:
+    def take_part(self, name: str) -> Lease:
         """Take this process's own part.
 
         Raises:
             InUseError: a living process holds it; names the process.
         """
-        return acquire_lease(self._path(self._index), name, silence=self._silence)
+        return acquire_lease(self._lease_path(self._index), name, silence=self._silence)
 
-    def has(self, number: int) -> bool:
+    def holds_shard(self, number: int) -> bool:
         """Whether a shard is of a part that this process holds."""
         return number % self.count + 1 in self._held
 
@@ -59,14 +59,14 @@ class Parts:
         Call it now and then: silence counts between two calls that are not far apart.
         """
         for part in range(1, self.count + 1):
-            if part in self._held or not self._listener.is_silent(self._path(part)):
+            if part in self._held or not self._listener.is_silent(self._lease_path(part)):
                 continue
             with suppress(InUseError, StorageError):  # it is back, or another one was faster
                 lease = acquire_lease(
-                    self._path(part), name, listener=self._listener, silence=self._silence
+                    self._lease_path(part), name, listener=self._listener, silence=self._silence
                 )
                 self._held.add(part)
                 yield part, lease
 
-    def _path(self, part: int) -> Path:
+    def _lease_path(self, part: int) -> Path:
         return self._folder / f"part-{part}-of-{self.count}"

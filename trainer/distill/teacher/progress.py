@@ -19,7 +19,7 @@ from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Headway:
+class Progress:
     """The finished part of a teacher's share, earlier shards included."""
 
     shards_done: int
@@ -41,7 +41,7 @@ class Headway:
         return "  ".join(parts)
 
 
-class Tally:
+class Counters:
     """Counts the tokens of a teacher's share."""
 
     def __init__(
@@ -53,11 +53,11 @@ class Tally:
         self._read = 0
         self._pace = StepTimes(clock)
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """Start the clock: the model is loaded."""
         self._pace.observe_step(self._read)
 
-    def read(self, tokens: int) -> None:
+    def count_tokens(self, tokens: int) -> None:
         """Count tokens that were scored."""
         self._reading += tokens
         self._read += tokens
@@ -77,13 +77,13 @@ class Tally:
         self._done.discard(plan.number)
 
     @property
-    def headway(self) -> Headway:
+    def progress(self) -> Progress:
         """The totals of the counts."""
         tokens = sum(plan.tokens for plan in self._share)
         done = sum(plan.tokens for plan in self._share if plan.number in self._done)
         done += self._reading
         seconds = self._pace.estimate_seconds_left(self._read + 1)  # for one token
-        return Headway(
+        return Progress(
             shards_done=len(self._done),
             shards=len(self._share),
             tokens_done=done,
@@ -94,7 +94,7 @@ class Tally:
 
 
 def open_teacher_view(stream: TextIO | None = None) -> ProgressView:
-    """Return the view that fits a stream (stderr); its `update` takes `Headway` as a mapping."""
+    """Return the view that fits a stream (stderr); its `update` takes `Progress` as a mapping."""
     return choose_view(LiveTeacher, PlainTeacher, stream)
 
 
@@ -109,11 +109,11 @@ class PlainTeacher:
 
     def update(self, status: Mapping[str, Any]) -> None:
         """Print a line when the last one is old enough, or all is done."""
-        headway = Headway(**status)
-        is_last = headway.shards_done == headway.shards
+        progress = Progress(**status)
+        is_last = progress.shards_done == progress.shards
         if is_last or self._clock() - self._shown_at >= self._interval:
             self._shown_at = self._clock()
-            print(stamp_line(str(headway)), file=self._stream, flush=True)
+            print(stamp_line(str(progress)), file=self._stream, flush=True)
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView; a teacher logs what happens."""
@@ -133,10 +133,10 @@ class LiveTeacher:
 
     def update(self, status: Mapping[str, Any]) -> None:
         """Redraw."""
-        headway = Headway(**status)
+        progress = Progress(**status)
         bar = Table.grid()  # a bare bar ends without a line break
-        bar.add_row(ProgressBar(max(headway.tokens, 1), headway.tokens_done, width=60))
-        self._live.update(Group(Text(str(headway), style="bold"), bar), refresh=True)
+        bar.add_row(ProgressBar(max(progress.tokens, 1), progress.tokens_done, width=60))
+        self._live.update(Group(Text(str(progress), style="bold"), bar), refresh=True)
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView; a teacher logs what happens."""

@@ -42,14 +42,14 @@ def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) ->
     def hidden_states(ids: Tensor) -> Tensor:
         return model.base_model(ids, use_cache=False).last_hidden_state
 
-    def logits(ids: Tensor) -> Tensor:
+    def compute_logits(ids: Tensor) -> Tensor:
         return model(ids, use_cache=False).logits
 
     vocab_size: int = model.config.vocab_size
     if _is_head_alone(model, device):
         return ModelParts(model, hidden_states, model.get_output_embeddings(), vocab_size)
     log.info("the logits of %s are more than a product with its head", model_dir)
-    return ModelParts(model, logits, lambda rows: rows, vocab_size)
+    return ModelParts(model, compute_logits, lambda rows: rows, vocab_size)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ class Rows:
     entropy: NDArray[np.float32]
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Rows]) -> Rows:
+    def concatenate_rows(cls, parts: Sequence[Rows]) -> Rows:
         """Return the rows of all parts."""
         return cls(
             *(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__)
@@ -46,7 +46,9 @@ class Rows:
         """Whether the logits were finite: NaN or +Inf in one spoils its position's entropy."""
         return bool(np.isfinite(self.entropy).all())
 
-    def scores(self, is_scored: NDArray[np.bool_] | None = None, *, with_logprobs: bool) -> Scores:
+    def to_scores(
+        self, is_scored: NDArray[np.bool_] | None = None, *, with_logprobs: bool
+    ) -> Scores:
         """Return the scores of a window.
 
         Args:
@@ -62,7 +64,7 @@ class Rows:
         is_kept = np.zeros(offsets[-1], np.bool_)
         is_kept[offsets[places, None] + np.arange(kept)] = True
 
-        def entries(of_kept: NDArray, of_drawn: NDArray) -> NDArray:
+        def join_entries(of_kept: NDArray, of_drawn: NDArray) -> NDArray:
             together = np.empty(offsets[-1], of_drawn.dtype)
             together[is_kept] = of_kept
             together[~is_kept] = of_drawn
@@ -75,9 +77,11 @@ class Rows:
 
         return Scores(
             offsets=offsets,
-            ids=entries(self.kept.reshape(-1), ids),
-            logprobs=entries(self.kept_logprobs.reshape(-1), logprobs) if with_logprobs else None,
-            counts=entries(np.zeros(count * kept, np.int32), counts),
+            ids=join_entries(self.kept.reshape(-1), ids),
+            logprobs=join_entries(self.kept_logprobs.reshape(-1), logprobs)
+            if with_logprobs
+            else None,
+            counts=join_entries(np.zeros(count * kept, np.int32), counts),
             tail=place_values(self.tail),
             dropped=place_values(self.dropped),
             entropy=place_values(self.entropy),

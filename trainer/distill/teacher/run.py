@@ -20,8 +20,8 @@ from trainer.distill.logits.scores import Window
 from trainer.distill.logits.shard_folder import ShardFolder
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.engines import engine_kind
-from trainer.distill.teacher.part_leases import Parts
-from trainer.distill.teacher.progress import Headway, Tally
+from trainer.distill.teacher.part_leases import PartLeases
+from trainer.distill.teacher.progress import Counters, Progress
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.files import model_digest
 from trainer.system.errors import InputError, StorageError
@@ -56,7 +56,7 @@ class ShardRun(Generic[Items]):
         share: the part's number I, from 1, and how many parts N there are.
         name: of this process's heartbeat; by host and part without one.
         over: called between shards; returns whether no more shards are needed.
-        on_headway: called after each batch and each shard with `Headway` as a mapping.
+        on_progress: called after each batch and each shard with `Progress` as a mapping.
         check: called after each batch; may raise to end the pass.
     """
 
@@ -69,22 +69,22 @@ class ShardRun(Generic[Items]):
         share: tuple[int, int] = (1, 1),
         name: str | None = None,
         over: Callable[[], bool] = lambda: False,
-        on_headway: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        on_progress: Callable[[Mapping[str, Any]], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._open_maker = folder, open_maker
         self._maker: Make[Items] | None = None
         index, count = share
-        self._parts = Parts(self._folder.teachers, index, count)
+        self._parts = PartLeases(self._folder.teachers, index, count)
         self._shards, self._share = shards, [*shards[index - 1 :: count]]
         self._name = name or f"{socket.gethostname()}-{index}-of-{count}"
         self._over = over
-        self._on_headway, self._check = on_headway, check
-        self._tally = Tally(self._share)
+        self._on_progress, self._check = on_progress, check
+        self._tally = Counters(self._share)
         self._writing: tuple[ShardPlan, Future[Path]] | None = None
         self._beaten_at = self._looked_at = -float("inf")
 
-    def run(self, *, stay: bool = False) -> Headway:
+    def make_shards(self, *, stay: bool = False) -> Progress:
         """Make what is missing; with `stay` then wait for students' requests until `over`.
 
         With `stay` it also makes the shards of parts whose process dies.
@@ -97,55 +97,55 @@ class ShardRun(Generic[Items]):
             Interrupted: the pass was stopped; a scored shard is written first.
         """
         # One teacher a part: two would score everything twice, under one heartbeat.
-        held, end = [self._parts.take(self._name)], Lease.abandon
+        held, end = [self._parts.take_part(self._name)], Lease.abandon
         try:
-            with TeacherHeartbeat(self._folder, self._name) as beat:
+            with TeacherHeartbeat(self._folder, self._name) as heartbeat:
                 try:
-                    self._pass(beat, held if stay else None)
+                    self._make_missing(heartbeat, held if stay else None)
                 except Interrupted:
                     # Not by the tally: what was written meanwhile is not counted yet.
                     if all(self._folder.is_there(plan.number) for plan in self._share):
-                        beat.report_done()
+                        heartbeat.report_done()
                     end = Lease.release
                     raise
-                beat.report_done()
+                heartbeat.report_done()
             if stay or self._parts.count == 1:  # nobody is there, or everybody ends
                 end = Lease.release
         finally:
             for lease in held:
                 end(lease)
-        return self._tally.headway
+        return self._tally.progress
 
-    def _open(self) -> Make[Items]:
+    def _open_maker(self) -> Make[Items]:
         if self._maker is None:
             self._maker = self._open_maker()
-            self._tally.begin()
+            self._tally.start_clock()
         return self._maker
 
-    def _pass(self, beat: TeacherHeartbeat, stay: list[Lease] | None) -> None:
+    def _make_missing(self, heartbeat: TeacherHeartbeat, stay: list[Lease] | None) -> None:
         """Make this part's shards; with `stay`, which takes further leases, go on until `over`."""
         if not self._folder.is_described:
-            self._open()
+            self._open_maker()
         with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
-            for plan in self._due():
+            for plan in self._iterate_due_shards():
                 if self._over():
                     break
-                self._look()
-                self._score(plan, beat, writer)
+                self._look_periodically()
+                self._make_shard(plan, heartbeat, writer)
             self._finish_writing()
-            self._on_headway(asdict(self._tally.headway))
-            beat.beat(**self._figures())
+            self._on_progress(asdict(self._tally.progress))
+            heartbeat.report_progress(**self._state_figures())
             while stay is not None and not self._over():
-                beat.beat(**self._figures(), state="waiting")
-                self._take_over(stay, beat, writer)
-                if not self._between():
+                heartbeat.report_progress(**self._state_figures(), state="waiting")
+                self._take_over(stay, heartbeat, writer)
+                if not self._do_urgent_work():
                     time.sleep(POLL)
                 for plan in self._iter_requested():
-                    self._score(plan, beat, writer)
+                    self._make_shard(plan, heartbeat, writer)
                 self._finish_writing()
 
     def _take_over(
-        self, held: list[Lease], beat: TeacherHeartbeat, writer: ThreadPoolExecutor
+        self, held: list[Lease], heartbeat: TeacherHeartbeat, writer: ThreadPoolExecutor
     ) -> None:
         """Make the shards of parts whose process died, which is then as if this one's were more."""
         for part, lease in self._parts.take_abandoned(self._name):
@@ -157,20 +157,20 @@ class ShardRun(Generic[Items]):
                 if self._is_there(plan):
                     self._tally.count_found(plan)
                 elif not self._over():
-                    self._score(plan, beat, writer)
+                    self._make_shard(plan, heartbeat, writer)
             self._finish_writing()
 
-    def _look(self) -> None:
+    def _look_periodically(self) -> None:
         """Do what is urgent, if nobody has looked for a while: a shard takes minutes."""
         if time.monotonic() - self._looked_at >= POLL:
-            self._between()
+            self._do_urgent_work()
             self._looked_at = time.monotonic()
 
-    def _between(self) -> bool:
+    def _do_urgent_work(self) -> bool:
         """Do what is more urgent than the next batch; return whether there was anything."""
         return False
 
-    def _due(self) -> Iterator[ShardPlan]:
+    def _iterate_due_shards(self) -> Iterator[ShardPlan]:
         """Yield the shards to score, in order, requested ones first."""
         for plan in self._share:
             yield from self._iter_requested()
@@ -181,7 +181,7 @@ class ShardRun(Generic[Items]):
         yield from self._iter_requested()
 
     def _iter_requested(self) -> Iterator[ShardPlan]:
-        wanted = set(self._folder.requests())
+        wanted = set(self._folder.list_requests())
         for plan in self._share:
             if plan.number in wanted and not self._is_there(plan):
                 self._tally.uncount_lost(plan)
@@ -195,24 +195,26 @@ class ShardRun(Generic[Items]):
         if not self._folder.is_there(plan.number):
             return False
         try:
-            self._folder.verify(plan.number)
+            self._folder.verify_shard(plan.number)
         except StorageError as error:
             log.warning("%s; it is scored again", error)
             return False
         return True
 
-    def _score(self, plan: ShardPlan, beat: TeacherHeartbeat, writer: ThreadPoolExecutor) -> None:
-        make = self._open()
+    def _make_shard(
+        self, plan: ShardPlan, heartbeat: TeacherHeartbeat, writer: ThreadPoolExecutor
+    ) -> None:
+        make = self._open_maker()
 
         def on_tokens(tokens: int) -> None:
             self._check()
-            self._tally.read(tokens)
-            self._show(beat)
-            self._look()
+            self._tally.count_tokens(tokens)
+            self._show_progress(heartbeat)
+            self._look_periodically()
 
         items = make(plan, on_tokens)
         self._finish_writing()  # at most one shard waits in memory
-        self._writing = plan, writer.submit(self._folder.write, plan.number, items)
+        self._writing = plan, writer.submit(self._folder.write_shard, plan.number, items)
 
     def _finish_writing(self) -> None:
         if self._writing is not None:
@@ -221,18 +223,18 @@ class ShardRun(Generic[Items]):
             self._writing = None
             self._tally.count_written(plan)
 
-    def _show(self, beat: TeacherHeartbeat) -> None:
-        self._on_headway(asdict(self._tally.headway))
+    def _show_progress(self, heartbeat: TeacherHeartbeat) -> None:
+        self._on_progress(asdict(self._tally.progress))
         if time.monotonic() - self._beaten_at >= INTERVAL:
             self._beaten_at = time.monotonic()
-            beat.beat(**self._figures())
+            heartbeat.report_progress(**self._state_figures())
 
-    def _figures(self) -> dict[str, Any]:
-        headway = self._tally.headway
+    def _state_figures(self) -> dict[str, Any]:
+        progress = self._tally.progress
         return {
-            "shards_done": headway.shards_done,
-            "shards": headway.shards,
-            "tokens_per_second": headway.tokens_per_second,
+            "shards_done": progress.shards_done,
+            "shards": progress.shards,
+            "tokens_per_second": progress.tokens_per_second,
         }
 
 
@@ -263,15 +265,15 @@ class TeacherRun(ShardRun[Window]):
         super().__init__(assignment.folder, shards, self._open_scoring, **options)
 
     def _open_scoring(self) -> Make[Window]:
-        teacher = self._load()
-        cut = self._assignment.windows.cut
-        return lambda plan, on_tokens: teacher.score(cut(plan), on_tokens)
+        teacher = self._load_teacher()
+        cut = self._assignment.windows.cut_shard
+        return lambda plan, on_tokens: teacher.score_pieces(cut(plan), on_tokens)
 
-    def _figures(self) -> dict[str, Any]:
+    def _state_figures(self) -> dict[str, Any]:
         device = None if self._teacher is None else str(self._teacher.engine.device)
-        return super()._figures() | {"device": device}
+        return super()._state_figures() | {"device": device}
 
-    def _load(self) -> Teacher:
+    def _load_teacher(self) -> Teacher:
         """Load the teacher, whose engine is admitted before it writes the folder's description.
 
         Raises:
@@ -283,21 +285,21 @@ class TeacherRun(ShardRun[Window]):
         assigned, kl = self._assignment, None
         engine = assigned.description.teacher.engine
         if not engine_kind(engine).facts.is_reference:
-            from trainer.distill.teacher.admission import TOKENS, admit
+            from trainer.distill.teacher.admission import TOKENS, admit_engine
 
             windows = assigned.first_windows(TOKENS)
-            kl = admit(teacher.engine, engine, assigned.model_dir, windows)
+            kl = admit_engine(teacher.engine, engine, assigned.model_dir, windows)
         check_same_model(assigned.model_dir, assigned.description.teacher)
-        assigned.describe(kl)
+        assigned.write_description(kl)
         self._teacher = teacher
         return teacher
 
-    def _between(self) -> bool:
+    def _do_urgent_work(self) -> bool:
         """Score the rounds of answers that students wrote, of which this part has each Nth."""
         scored = False
         for rounds in find_rounds(self._folder.path):
             for plan in self._requested_answers(rounds):
-                if self._parts.has(plan.number) and not rounds.is_there(plan.number):
+                if self._parts.holds_shard(plan.number) and not rounds.is_there(plan.number):
                     scored |= self._score_round(rounds, plan.number)
         return scored
 
@@ -323,13 +325,13 @@ class TeacherRun(ShardRun[Window]):
     def _score_round(self, rounds: RoundsFolder, number: int) -> bool:
         """Score one round of answers; return whether it was."""
         try:
-            answers = rounds.answers.read(number)
+            answers = rounds.answers.read_shard(number)
         except StorageError as error:
             log.warning("%s; the student writes it again", error)
-            rounds.answers.quarantine(number, str(error))
+            rounds.answers.quarantine_shard(number, str(error))
             return False
         self._check()
-        teacher = self._load()
+        teacher = self._load_teacher()
         pieces = [
             UnscoredWindow(
                 answer.document, 0, answer.tokens, np.arange(len(answer.tokens)) >= answer.asked
@@ -337,5 +339,5 @@ class TeacherRun(ShardRun[Window]):
             for answer in answers
         ]
         rounds.plan_scores(number, answers)
-        rounds.write(number, teacher.score(pieces, lambda _: self._check()))
+        rounds.write_shard(number, teacher.score_pieces(pieces, lambda _: self._check()))
         return True

@@ -43,7 +43,7 @@ def check_same_ids(
         )
         for (number, ours, _), (_, theirs, _) in pairs:
             if ours != theirs:
-                place, here, there = _difference(ours, theirs)
+                place, here, there = _first_difference(ours, theirs)
                 raise RefusedError(
                     f"{documents.source(number)}: token {place} is"
                     f" {_describe_token(encoder, here)} by {tokenizer_dir} and"
@@ -53,7 +53,7 @@ def check_same_ids(
                 )
 
 
-def _difference(ours: Ids, theirs: Ids) -> tuple[int, int | None, int | None]:
+def _first_difference(ours: Ids, theirs: Ids) -> tuple[int, int | None, int | None]:
     """Return the first place, from 1, at which lists of ids differ, and both ids."""
     pairs = enumerate(zip_longest(ours, theirs), start=1)
     return next((place, here, there) for place, (here, there) in pairs if here != there)

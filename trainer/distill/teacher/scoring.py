@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.distill.logits.description import Description
 from trainer.distill.logits.scores import Scheme, Window
-from trainer.distill.teacher.compress_logits import Scorer, uniforms
+from trainer.distill.teacher.compress_logits import Scorer, draw_uniforms
 from trainer.distill.teacher.engines import Engine, engine_kind
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
@@ -48,7 +48,7 @@ class Teacher:
         self._with_logprobs = scheme.kind != "sampled"
         self._limit = MicroBatchLimit(_ANY_NUMBER, batch_tokens)
 
-    def score(
+    def score_pieces(
         self, pieces: Sequence[UnscoredWindow], on_tokens: Callable[[int], None] = lambda _: None
     ) -> list[Window]:
         """Return pieces with their scores, in their order.
@@ -71,51 +71,51 @@ class Teacher:
                 indices = [waiting[place] for place in group]
                 batch = [pieces[index] for index in indices]
                 try:
-                    windows = self._read(batch)
+                    windows = self._score_batch(batch)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
                     windows = None
                 if windows is None:  # outside the handler: its traceback keeps activations alive
-                    self._halve(batch)
+                    self._halve_batch(batch)
                     break
                 scored.update(zip(indices, windows, strict=True))
                 on_tokens(sum(len(piece.tokens) for piece in batch))
         return [scored[index] for index in range(len(pieces))]
 
-    def _read(self, batch: Sequence[UnscoredWindow]) -> list[Window]:
+    def _score_batch(self, batch: Sequence[UnscoredWindow]) -> list[Window]:
         """Score one batch."""
-        points = np.concatenate([self.uniforms(piece) for piece in batch])
+        points = np.concatenate([self.draw_uniforms(piece) for piece in batch])
         wanted = np.concatenate([piece.is_scored[1:] for piece in batch])
         parts: list[Rows] = []
         done = 0
-        for logits in self._logits(batch):
+        for logits in self._batch_logits(batch):
             here = done + np.flatnonzero(wanted[done : done + len(logits)])
-            parts.append(self.scorer.score(_some(logits, here - done), points[here]))
+            parts.append(self.scorer.score_rows(_select_rows(logits, here - done), points[here]))
             done += len(logits)
-        rows = Rows.concatenate(parts)
+        rows = Rows.concatenate_rows(parts)
         bounds = np.cumsum([0, *(piece.is_scored.sum() for piece in batch)])
         return [
-            self._window(piece, rows[first:stop])
+            self._make_window(piece, rows[first:stop])
             for piece, (first, stop) in zip(batch, pairwise(bounds), strict=True)
         ]
 
-    def _logits(self, batch: Sequence[UnscoredWindow]) -> Iterable[Tensor]:
+    def _batch_logits(self, batch: Sequence[UnscoredWindow]) -> Iterable[Tensor]:
         """Return the logits of a batch in parts, at least one."""
         if all(len(piece.tokens) == 1 for piece in batch):  # nothing is predicted
             return [torch.zeros((0, self.engine.vocab_size), device=self.engine.device)]
-        return self.engine.prefill([self.teacher_ids[piece.tokens] for piece in batch])
+        return self.engine.iterate_logits([self.teacher_ids[piece.tokens] for piece in batch])
 
-    def _window(self, piece: UnscoredWindow, rows: Rows) -> Window:
+    def _make_window(self, piece: UnscoredWindow, rows: Rows) -> Window:
         if not rows.finite:
             raise NonFiniteError(
                 f"document {piece.document}, token {piece.start} and after: NaN or Inf among the"
                 " teacher's logits; the weights are damaged, or too large for its dtype"
             )
-        scores = rows.scores(piece.is_scored, with_logprobs=self._with_logprobs)
+        scores = rows.to_scores(piece.is_scored, with_logprobs=self._with_logprobs)
         return Window(piece.document, piece.start, piece.tokens, scores)
 
-    def _halve(self, batch: Sequence[UnscoredWindow]) -> None:
+    def _halve_batch(self, batch: Sequence[UnscoredWindow]) -> None:
         """Halve the batch size after a batch that did not fit."""
         longest = max(len(piece.tokens) for piece in batch)
         smaller = self._limit.halve_limit(len(batch), len(batch) * longest)
@@ -127,13 +127,13 @@ class Teacher:
         self._limit = smaller
         torch.cuda.empty_cache()
 
-    def uniforms(self, piece: UnscoredWindow) -> NDArray[np.float64]:
+    def draw_uniforms(self, piece: UnscoredWindow) -> NDArray[np.float64]:
         """Return the uniform numbers of a piece's draws, `[T - 1, draws]`."""
         positions = len(piece.tokens) - 1
-        return uniforms(self._seed, piece.document, piece.start, positions, self.scorer.draws)
+        return draw_uniforms(self._seed, piece.document, piece.start, positions, self.scorer.draws)
 
 
-def _some(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
+def _select_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
     if len(rows) == len(logits):
         return logits
     return logits.index_select(0, torch.from_numpy(rows).to(logits.device, non_blocking=True))

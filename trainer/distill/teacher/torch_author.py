@@ -55,13 +55,13 @@ def open_generate(
         return generator.generate
     from trainer.distill.teacher.kv_offload import open_store, with_fallback
 
-    shape, layers = _storable(engine.model, model_dir)
+    shape, layers = _storable_layers(engine.model, model_dir)
     rows, like = min(offload.answers, generator.batch), next(engine.model.parameters())
     generator.store = open_store(offload, shape, layers, rows, like)
     return with_fallback(generator)
 
 
-def _storable(model: Any, model_dir: Path) -> tuple[KVShape, Sequence[int]]:
+def _storable_layers(model: Any, model_dir: Path) -> tuple[KVShape, Sequence[int]]:
     """Return the layers whose keys and values may be kept elsewhere, and their shape.
 
     Raises:

@@ -60,13 +60,13 @@ class TorchEngine:
         published: bool = False,
     ) -> None:
         self.device = torch.device(device)
-        parts = _load(model_dir, dtype, self.device, published)
+        parts = _load_parts(model_dir, dtype, self.device, published)
         self.model = parts.model
         self._backbone, self._head = parts.backbone, parts.head
         self.vocab_size = parts.vocab_size
 
     @torch.no_grad()
-    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+    def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """See `Engine`."""
         ids, rows, places = (part.to(self.device, non_blocking=True) for part in pad_windows(batch))
         hidden = self._backbone(ids)
@@ -161,30 +161,32 @@ def check_room(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None 
         None,
     )
     if smaller:
-        told = f"--batch-tokens {smaller} fits"
+        advice = f"--batch-tokens {smaller} fits"
     elif less <= free:
-        told = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
+        advice = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
     elif any(map(_EXPERT.search, read_headers(model_dir))):
-        told = "take a host with more memory, or a smaller teacher"
+        advice = "take a host with more memory, or a smaller teacher"
     else:
-        told = "take a GGUF file of it, with --engine gguf"
+        advice = "take a GGUF file of it, with --engine gguf"
     raise InputError(
         f"{model_dir}: needs {need / 1e9:.1f} GB of main memory in {name}, and {free / 1e9:.1f} GB"
-        f" are free; {told}"
+        f" are free; {advice}"
     )
 
 
-def _load(model_dir: Path, dtype: torch.dtype, device: torch.device, published: bool) -> ModelParts:
+def _load_parts(
+    model_dir: Path, dtype: torch.dtype, device: torch.device, published: bool
+) -> ModelParts:
     if published or not _is_computed_here(model_dir):
         from trainer.distill.teacher.published import load_published
 
         return load_published(model_dir, dtype, device)
     model = load_frozen(model_dir, dtype, device)
 
-    def backbone(ids: Tensor) -> Tensor:
+    def run_backbone(ids: Tensor) -> Tensor:
         return model.model(ids).last_hidden_state
 
-    return ModelParts(model, backbone, model.lm_head, model.lm_head.out_features)
+    return ModelParts(model, run_backbone, model.lm_head, model.lm_head.out_features)
 
 
 def _is_computed_here(model_dir: Path) -> bool:

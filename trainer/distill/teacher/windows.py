@@ -42,7 +42,7 @@ class UnscoredWindow:
         return wanted
 
 
-class Windows:
+class WindowCutter:
     """Cuts documents into windows of at most `max_seq_len` tokens.
 
     A text ends with the tokenizer's end-of-text token if it has one. A longer document is cut
@@ -53,14 +53,14 @@ class Windows:
     def __init__(self, documents: DocumentTokens, max_seq_len: int) -> None:
         self._documents, self._max_seq_len = documents, max_seq_len
 
-    def ranges(self, shard_bytes: int) -> list[Range]:
+    def split_documents(self, shard_bytes: int) -> list[Range]:
         """Return ranges of documents with at least `shard_bytes` of text each, except the last.
 
         Shards depend on the text alone, so that every tokenizer gives the same.
         """
         return list(group_documents(self._documents.sizes(), shard_bytes))
 
-    def plan(self, ranges: Sequence[Range]) -> tuple[ShardPlan, ...]:
+    def plan_shards(self, ranges: Sequence[Range]) -> tuple[ShardPlan, ...]:
         """Return how many windows and tokens each shard has; tokenises the whole corpus.
 
         Raises:
@@ -80,7 +80,7 @@ class Windows:
             )
         return tuple(plans)
 
-    def cut(self, shard: ShardPlan) -> list[UnscoredWindow]:
+    def cut_shard(self, shard: ShardPlan) -> list[UnscoredWindow]:
         """Return the windows of a shard in their order.
 
         Raises:

@@ -50,9 +50,9 @@ class Bpe:
         self.fixed = letters & model["vocab"].keys() | added.keys()
         """Tokens that are always kept: the bytes, of which a vocabulary may lack some, what stands
         for those, and the added tokens."""
-        self.merges = [_pair(merge) for merge in model["merges"]]
+        self.merges = [_parse_merge(merge) for merge in model["merges"]]
         """In the order of application."""
-        self.completions = _completions(self.merges)
+        self.completions = _index_merges(self.merges)
         """The merge that completes each token in any text."""
 
     def count_made_tokens(self, counts: NDArray[np.int64]) -> dict[str, int]:
@@ -67,7 +67,7 @@ class Bpe:
                 made[part] += made[token]
         return made
 
-    def select(self, counts: NDArray[np.int64], size: int) -> set[str]:
+    def select_tokens(self, counts: NDArray[np.int64], size: int) -> set[str]:
         """Return the `size` tokens that a corpus uses most, each with all of its parts.
 
         Ties are in the order of their merges: tokens that the corpus does not use are ranked by the
@@ -76,14 +76,14 @@ class Bpe:
         made = self.count_made_tokens(counts)
         ranks = {merge: rank for rank, merge in enumerate(self.merges)}
 
-        def urgency(token: str) -> tuple[int, int]:
+        def urgency_of(token: str) -> tuple[int, int]:
             # A token without a merge is found as a whole word (`ignore_merges`), or never.
             merge = self.completions.get(token)
             return -made[token], len(ranks) + self.ids[token] if merge is None else ranks[merge]
 
         kept = set(self.fixed)
-        for token in sorted(self.ids.keys() - kept, key=urgency):
-            missing = self._tree(token) - kept
+        for token in sorted(self.ids.keys() - kept, key=urgency_of):
+            missing = self._merge_tree(token) - kept
             if len(kept) + len(missing) <= size:
                 kept |= missing
         return kept
@@ -92,7 +92,7 @@ class Bpe:
         """Return the merges of kept tokens into kept tokens, in their order."""
         return [merge for merge in self.merges if kept.issuperset((*merge, "".join(merge)))]
 
-    def _tree(self, token: str) -> set[str]:
+    def _merge_tree(self, token: str) -> set[str]:
         tree: set[str] = set()
         parts = [token]
         while parts:
@@ -114,13 +114,13 @@ def _is_byte_level(tree: Any) -> bool:
     return any(_is_byte_level(tree.get(key)) for key in inner)
 
 
-def _pair(merge: Any) -> Merge:
+def _parse_merge(merge: Any) -> Merge:
     """Read a merge; older files have it as one string, with tokens that contain no space."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
 
 
-def _completions(merges: list[Merge]) -> dict[str, Merge]:
+def _index_merges(merges: list[Merge]) -> dict[str, Merge]:
     ranks = {merge: rank for rank, merge in enumerate(merges)}
     ways: dict[str, list[Merge]] = {}
     for merge in merges:

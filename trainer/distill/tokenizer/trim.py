@@ -33,7 +33,7 @@ _BATCH = 4 << 20  # characters that are tokenised at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trimmed:
+class TrimResult:
     """The result of trimming, and its cost on the corpus."""
 
     tokens: int
@@ -47,7 +47,9 @@ class Trimmed:
     """The kept ones of the teacher's corpus tokens."""
 
 
-def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Path) -> Trimmed:
+def trim_to_size(
+    tokenizer_dir: Path, documents: Documents, size: int | None, output: Path
+) -> TrimResult:
     """Write a tokenizer of `size` tokens into a new folder, which appears whole or not at all.
 
     The default size is 32,768, or half of a vocabulary that is not larger.
@@ -71,16 +73,16 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Pa
         )
     counts = np.zeros(max(bpe.ids.values()) + 1, dtype=np.int64)
     characters = 0
-    for texts in _batches(documents):
-        counts += _count(teacher, texts, len(counts))
+    for texts in _iterate_texts(documents):
+        counts += _count_tokens(teacher, texts, len(counts))
         characters += sum(map(len, texts))
-    kept = sorted(bpe.select(counts, size), key=bpe.ids.__getitem__)
+    kept = sorted(bpe.select_tokens(counts, size), key=bpe.ids.__getitem__)
     new_ids = {token: id for id, token in enumerate(kept)}
     teacher_ids = [bpe.ids[token] for token in kept]
     tree["model"]["merges"] = [list(merge) for merge in bpe.merges_of(set(kept))]
-    _renumber(tree, new_ids, str(path))
+    _renumber_tokens(tree, new_ids, str(path))
     text = json.dumps(tree, ensure_ascii=False, indent=2).encode()
-    trimmed = _load(text, teacher, new_ids, teacher_ids, str(path))
+    trimmed = _load_trimmed(text, teacher, new_ids, teacher_ids, str(path))
 
     vocabulary = {
         "schema": SCHEMA,
@@ -88,16 +90,18 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Pa
         "tokenizer": blake3(text).hexdigest(),
         "teacher_ids": teacher_ids,
     }
-    after = sum(int(_count(trimmed, texts, len(kept)).sum()) for texts in _batches(documents))
+    after = sum(
+        int(_count_tokens(trimmed, texts, len(kept)).sum()) for texts in _iterate_texts(documents)
+    )
     write_new(
         output,
         {
-            **_companions(tokenizer_dir, new_ids),
+            **_renumber_companions(tokenizer_dir, new_ids),
             "tokenizer.json": [text],
             FILE: [json.dumps(vocabulary).encode()],
         },
     )
-    return Trimmed(
+    return TrimResult(
         tokens=len(kept),
         teacher_tokens=len(bpe.ids),
         documents=len(documents),
@@ -108,7 +112,7 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Pa
     )
 
 
-def _batches(documents: Documents) -> Iterator[list[str]]:
+def _iterate_texts(documents: Documents) -> Iterator[list[str]]:
     """Yield the texts of a corpus in lists large enough for the library's threads."""
     batch: list[str] = []
     length = 0
@@ -124,13 +128,13 @@ def _batches(documents: Documents) -> Iterator[list[str]]:
         yield batch
 
 
-def _count(tokenizer: Tokenizer, texts: list[str], size: int) -> NDArray[np.int64]:
+def _count_tokens(tokenizer: Tokenizer, texts: list[str], size: int) -> NDArray[np.int64]:
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     ids = chain.from_iterable(encoding.ids for encoding in encodings)
     return np.bincount(np.fromiter(ids, dtype=np.int64), minlength=size)
 
 
-def _renumber(tree: dict[str, Any], new_ids: Mapping[str, int], where: str) -> None:
+def _renumber_tokens(tree: dict[str, Any], new_ids: Mapping[str, int], where: str) -> None:
     """Set the kept tokens' new ids everywhere in a parsed tokenizer.json."""
     vocab = tree["model"]["vocab"]
     tree["model"]["vocab"] = {token: id for token, id in new_ids.items() if token in vocab}
@@ -159,7 +163,7 @@ def _renumber_processor(processor: Any, new_ids: Mapping[str, int]) -> None:
             processor[end] = [token, new_ids[token]]
 
 
-def _load(
+def _load_trimmed(
     text: bytes,
     teacher: Tokenizer,
     new_ids: Mapping[str, int],
@@ -176,7 +180,7 @@ def _load(
     return trimmed
 
 
-def _companions(folder: Path, new_ids: Mapping[str, int]) -> dict[str, list[bytes]]:
+def _renumber_companions(folder: Path, new_ids: Mapping[str, int]) -> dict[str, list[bytes]]:
     """Return the files beside a tokenizer.json, by name, with the new ids."""
     names = [name for name in _AS_THEY_ARE if (folder / name).is_file()]
     names += template_files(folder).values()

@@ -47,7 +47,7 @@ class Vocabulary:
         return len(self.teacher_ids)
 
     @classmethod
-    def load(cls, tokenizer_dir: Path, teacher_dir: Path) -> Vocabulary:
+    def load_map(cls, tokenizer_dir: Path, teacher_dir: Path) -> Vocabulary:
         """Return the map from one folder's tokenizer to the teacher's.
 
         A tokenizer that was rebuilt from a GGUF file is never its publisher's byte for byte: there
@@ -72,7 +72,7 @@ class Vocabulary:
                 f" {teacher_dir} is {theirs[:16]}), and no {FILE} maps one to the other;"
                 " make one with `trainer distill trim-tokenizer`"
             )
-        vocabulary = _read(tokenizer_dir / FILE)
+        vocabulary = _read_vocabulary(tokenizer_dir / FILE)
         if vocabulary.tokenizer != ours:
             raise RefusedError(
                 f"{tokenizer_dir}: tokenizer.json ({ours[:16]}) is not the one that {FILE} was"
@@ -138,7 +138,7 @@ def _by_id(folder: Path) -> dict[int, str]:
     return {number: token for token, number in load_tokenizer(folder).get_vocab().items()}
 
 
-def _read(path: Path) -> Vocabulary:
+def _read_vocabulary(path: Path) -> Vocabulary:
     try:
         tree: Any = json.loads(read_file(path))
         if tree["schema"] != SCHEMA:

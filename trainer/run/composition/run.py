@@ -19,7 +19,7 @@ from trainer.data.order import permute_epoch
 from trainer.data.soft_targets import alpha_at
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.stream import Position, ShardStream
-from trainer.distill.student.distributed_dataset import TaughtDataset
+from trainer.distill.student.distributed_dataset import DistillationDataset
 from trainer.distill.student.on_policy import OnPolicy
 from trainer.distill.student.prefetch import Preparation
 from trainer.exchange.coordinator.membership import Coordinator
@@ -135,9 +135,12 @@ def make_worker(
         assert config.distillation is not None
         scheme = train.description.scheme
         prepare = Preparation(scheme, config.distillation, config.data.max_seq_len)
-        train = TaughtDataset(train, prepare)
+        train = DistillationDataset(train, prepare)
         steps = inputs.plan.total_inner
-        order, alpha = train.order, partial(alpha_at, config.distillation, total_steps=steps)
+        order, alpha = (
+            train.permute_windows,
+            partial(alpha_at, config.distillation, total_steps=steps),
+        )
     return Worker(
         replica=choice.replica,
         exchange=connect(),
@@ -191,7 +194,7 @@ def make_student(
         choice = open_replica()
         from trainer.distill.student.loop import Student
         from trainer.distill.student.optimizer import StudentOptimizer
-        from trainer.distill.student.prefetch import Batch, Feed, batches
+        from trainer.distill.student.prefetch import Batch, BatchPrefetcher, iterate_batches
         from trainer.replica.torch.replica import TorchReplica
 
         replica = choice.replica
@@ -234,7 +237,7 @@ def make_student(
             stop=stop,
         )
 
-    def iterate_batches(feed: Feed) -> Iterator[Batch]:
+    def open_batches(feed: BatchPrefetcher) -> Iterator[Batch]:
         if config.on_policy_answers == config.training.batch_size:
             return (Batch([], [], position) for _ in range(step, plan.total_steps))
         stream = ShardStream(
@@ -242,17 +245,17 @@ def make_student(
             seed=config.training.seed,
             order=permute_epoch,
             timeout=teacher_timeout,
-            on_wait=feed.waiting,
+            on_wait=feed.on_wait,
             on_damage=feed.record_damage,
         )
-        return batches(stream, plan, step, position, prepare)
+        return iterate_batches(stream, plan, step, position, prepare)
 
     return Student(
         config=config,
         plan=plan,
         replica=replica,
         optimizer=optimizer,
-        feed=Feed(iterate_batches, stop),
+        feed=BatchPrefetcher(open_batches, stop),
         own=own,
         recorder=recorder,
         validation=inputs.validation,

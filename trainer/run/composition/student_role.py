@@ -85,7 +85,7 @@ def run_student(
                 if not described:
                     return 0
                 if fresh is not None:
-                    fresh.make(config, folder.description)
+                    fresh.write_model_folder(config, folder.description)
                 inputs = read_student_inputs(config, run_id, folder, validation, log.info)
                 if watch is not None:
                     watch.set_total_steps(inputs.plan.total_steps)

@@ -53,7 +53,7 @@ def test_what_the_trainer_would_miss_is_missed(
     logits: LogitsFolder, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     damage(logits.shard_path(1))
-    assert logits.missing() == [1]
+    assert logits.list_missing() == [1]
     finding = check_logits(logits.path)
     assert finding.status == "fail"
     assert finding.detail.endswith("1 of 3 shards are missing or damaged, such as shard-00001")
@@ -85,7 +85,7 @@ def test_folders_are_equal_as_the_trainer_finds_them(logits: LogitsFolder, tmp_p
     content = logits_content(logits.path, tmp_path / "state")
     assert set(content) == {"dataset.json", "shard-00000", "shard-00001", "shard-00002"}
     copy = LogitsFolder(shutil.copytree(logits.path, tmp_path / "copy"))
-    copy.request(0, "looks odd")
+    copy.request_shard(0, "looks odd")
     assert content_digest(copy) == content_digest(logits)
     assert logits_content(copy.path, tmp_path / "state") == content
 

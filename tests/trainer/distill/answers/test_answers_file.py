@@ -13,7 +13,7 @@ import pytest
 
 from trainer.data.turns import ChatMessage
 from trainer.distill.answers.answer import Answer
-from trainer.distill.answers.file import decode, encode
+from trainer.distill.answers.file import decode_answers, encode_answers
 from trainer.distill.logits.description import ShardPlan
 
 PLAN = ShardPlan(number=0, first_document=0, stop_document=1, windows=4, tokens=100)
@@ -35,8 +35,8 @@ def answer(sample: int, prompt: Any = "a question", text: str = "an answer") -> 
 def rewritten(rows: int = 1, **columns: Any) -> bytes:
     """Return a shard's file with other columns, as pyarrow writes it by itself."""
     told = {"motley.dataset": "abc", "motley.shard": json.dumps(asdict(PLAN)), "motley.blank": "[]"}
-    schema = pq.ParquetFile(pa.BufferReader(encode("abc", PLAN, [answer(0)]))).schema_arrow
-    row = pq.read_table(pa.BufferReader(encode("abc", PLAN, [answer(0)]))).to_pylist()[0]
+    schema = pq.ParquetFile(pa.BufferReader(encode_answers("abc", PLAN, [answer(0)]))).schema_arrow
+    row = pq.read_table(pa.BufferReader(encode_answers("abc", PLAN, [answer(0)]))).to_pylist()[0]
     tree = {name: columns.get(name, [row[name]] * rows) for name in schema.names}
     table = pa.table(tree, schema=schema.with_metadata(told))
     sink = pa.BufferOutputStream()
@@ -48,12 +48,12 @@ def rewritten(rows: int = 1, **columns: Any) -> bytes:
 def test_answers_come_back() -> None:
     turns = (ChatMessage("user", "q"), ChatMessage("assistant", "a"), ChatMessage("user", "r"))
     written = [answer(0), answer(1, turns), answer(2, text="")]
-    content = bytes(encode("abc", PLAN, written))
-    found = decode("abc", PLAN, content)
+    content = bytes(encode_answers("abc", PLAN, written))
+    found = decode_answers("abc", PLAN, content)
     assert [each.sample for each in found] == [0, 1, 2]
     assert [each.text for each in found] == ["an answer", "an answer", ""]
     assert found[1].prompt == turns
-    assert decode("abc", PLAN, rewritten())[0].text == "an answer"
+    assert decode_answers("abc", PLAN, rewritten())[0].text == "an answer"
 
 
 BOMBS: dict[str, dict[str, Any]] = {
@@ -82,11 +82,11 @@ def test_a_small_file_of_large_answers_is_not_decoded(
     assert len(content) < 300_000
     monkeypatch.setattr(pq.ParquetFile, "read", None)
     with pytest.raises(ValueError, match=r"unpacks to more than|is not written plainly"):
-        decode("abc", PLAN, content)
+        decode_answers("abc", PLAN, content)
 
 
 def test_a_damaged_page_is_named() -> None:
-    content = bytearray(encode("abc", PLAN, [answer(0)]))
+    content = bytearray(encode_answers("abc", PLAN, [answer(0)]))
     content[4:12] = b"\xff" * 8  # the first page's header
     with pytest.raises(ValueError, match="a page's header is damaged"):
-        decode("abc", PLAN, bytes(content))
+        decode_answers("abc", PLAN, bytes(content))

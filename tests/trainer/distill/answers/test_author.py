@@ -13,7 +13,7 @@ from tests.trainer.data.spaced_tokenizer import BYTES, spaced_tokenizer, tokens_
 from tests.trainer.data.test_tokens import byte_tokenizer
 from trainer.data.encoder import Encoder
 from trainer.distill.answers.answer import Answer
-from trainer.distill.answers.author import Author, Place, Prompts
+from trainer.distill.answers.author import AnswerSlot, Author, Prompts
 from trainer.replica.sampling import Sampling, ScoredSampling
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}[/I]"
@@ -38,8 +38,8 @@ def answers(
 
     path = model / "prompts.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in prompts))
-    author = Author(generate, Prompts.read(path, {}, model), Sampling(), 9, stops)
-    return author.write([Place(row, 0, row, row) for row in range(len(new))])
+    author = Author(generate, Prompts.read_prompts(path, {}, model), Sampling(), 9, stops)
+    return author.write_answers([AnswerSlot(row, 0, row, row) for row in range(len(new))])
 
 
 def test_the_first_space_of_an_answer_stays(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def test_prompts_of_rows_are_those_in_memory(
     for path in paths:
         names = {} if path.stem == "talk" else columns
         with large.context() as patch:
-            plain = Prompts.read(path, names, model)
+            plain = Prompts.read_prompts(path, names, model)
             patch.setattr("trainer.data.encoded_rows.LEAST_BYTES", 0)
-            encoded = Prompts.read(path, names, model)
+            encoded = Prompts.read_prompts(path, names, model)
         assert isinstance(encoded.tokens, PromptTokens)
         assert list(encoded.tokens) == list(plain.tokens)
         assert encoded.longest == plain.longest
@@ -66,4 +66,4 @@ def test_tools_are_named_by_their_line(
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     path = write(tmp_path / "a.jsonl", [asked(1), asked(2) | {"tools": [tool]}])
     with pytest.raises(InputError, match=r"a\.jsonl:2: has tools or other keys of turns"):
-        Prompts.read(path, {}, model)
+        Prompts.read_prompts(path, {}, model)

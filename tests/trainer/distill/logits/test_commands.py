@@ -36,7 +36,7 @@ def test_verify_counts_what_is_whole_and_what_is_missing(tmp_path):
     result = call(verify, tmp_path, "--complete")
     assert isinstance(result.exception, StorageError)
     assert "1 of 3 shards are missing" in str(result.exception)
-    assert folder.requests() == []
+    assert folder.list_requests() == []
 
 
 def test_verify_names_every_damaged_shard(tmp_path):
@@ -69,7 +69,7 @@ def test_inspect_measures(tmp_path, kind):
     description = tiny_description(SCHEMES[kind])
     folder = tiny_folder(tmp_path, description, write=[0, 2])
     with TeacherHeartbeat(folder, "intel-1") as beat:
-        beat.beat(shards_done=2, shards=3, tokens_per_second=812.0)
+        beat.report_progress(shards_done=2, shards=3, tokens_per_second=812.0)
         beat.report_failure("the disk is full")
     result = call(inspect, tmp_path, "--json")
     assert result.exit_code == 0, result.exception
@@ -81,7 +81,7 @@ def test_inspect_measures(tmp_path, kind):
     assert found["size"] == size
     assert found["bytes_per_token"] == size / 52
 
-    windows = [window for number in (0, 2) for window in folder.read(number)]
+    windows = [window for number in (0, 2) for window in folder.read_shard(number)]
     contents = found["contents"]
     assert contents["positions"] == sum(contents["histogram"]) == 52 - 7
     entries = sum(len(window.scores.ids) for window in windows)

@@ -27,7 +27,7 @@ def test_what_is_described_comes_back(tmp_path):
     assert again.digest == folder.digest == TOPK.digest
     assert (TOPK.windows, TOPK.tokens) == (9, 65)
     assert json.loads((tmp_path / "out" / DATASET).read_text())["schema"] == "motley.logits/1"
-    assert again.missing() == [0, 1, 2]
+    assert again.list_missing() == [0, 1, 2]
 
 
 def test_dataset_json_is_read_without_pyarrow(tmp_path):
@@ -38,7 +38,7 @@ def test_dataset_json_is_read_without_pyarrow(tmp_path):
         "import trainer.distill.logits.heartbeat, trainer.distill.logits.targets\n"
         "import trainer.distill.logits.stream\n"
         "from trainer.distill.logits.dataset import LogitsFolder\n"
-        "print(LogitsFolder(Path(sys.argv[1])).missing())"
+        "print(LogitsFolder(Path(sys.argv[1])).list_missing())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
@@ -63,7 +63,7 @@ OTHERS = {
 def test_another_teacher_is_refused_with_both_values(tmp_path, field):
     tiny_folder(tmp_path, TOPK, write=[])
     with pytest.raises(RefusedError, match=field) as caught:
-        LogitsFolder(tmp_path).describe(OTHERS[field])
+        LogitsFolder(tmp_path).write_description(OTHERS[field])
     if field.endswith("digest"):
         part = field.partition(".")[0]
         for each in (TOPK, OTHERS[field]):
@@ -74,7 +74,7 @@ def test_another_teacher_is_refused_with_both_values(tmp_path, field):
 def test_the_same_teacher_at_another_path_is_accepted(tmp_path):
     tiny_folder(tmp_path, TOPK, write=[])
     moved = replace(TOPK, teacher=replace(TOPK.teacher, name="/mnt/tiny"))
-    assert LogitsFolder(tmp_path).describe(moved) == TOPK
+    assert LogitsFolder(tmp_path).write_description(moved) == TOPK
 
 
 @pytest.mark.parametrize("seeds", [(7, 7, 7), (7, 8, 9)])
@@ -131,22 +131,24 @@ def test_damage_is_found_set_aside_and_asked_for_again(tmp_path, damage):
     folder = tiny_folder(tmp_path, TOPK)
     shard = folder.shard_path(1)
     DAMAGE[damage](shard)
-    for read in (folder.read, folder.verify):
+    for read in (folder.read_shard, folder.verify_shard):
         with pytest.raises(StorageError, match="shard-00001") as caught:
             read(1)
     assert folder.is_there(1)
     assert folder.is_complete(1) == (damage == "a flipped bit")  # sizes do not tell
-    aside = folder.quarantine(1, str(caught.value))
+    aside = folder.quarantine_shard(1, str(caught.value))
     assert aside is not None
     assert aside.parent == tmp_path / "quarantine"
     assert not folder.is_there(1)
-    assert folder.requests() == folder.missing() == [1]
-    assert folder.quarantine(1, "another student is late") is None
+    assert folder.list_requests() == folder.list_missing() == [1]
+    assert folder.quarantine_shard(1, "another student is late") is None
 
-    folder.write(1, tiny_windows(TOPK, 1))
-    folder.verify(1)
-    assert folder.requests() == folder.missing() == []
-    assert folder.quarantine(1, "another student is late") is None, "a whole shard was moved away"
+    folder.write_shard(1, tiny_windows(TOPK, 1))
+    folder.verify_shard(1)
+    assert folder.list_requests() == folder.list_missing() == []
+    assert folder.quarantine_shard(1, "another student is late") is None, (
+        "a whole shard was moved away"
+    )
 
 
 @pytest.mark.parametrize("call", ["rename", "replace"])
@@ -163,11 +165,11 @@ def test_a_shard_is_moved_away_only_after_its_request(tmp_path, monkeypatch, cal
     with monkeypatch.context() as patch:
         patch.setattr(where, call, failing)
         with pytest.raises(StorageError, match="No space left on device"):
-            folder.quarantine(1, "flipped")
+            folder.quarantine_shard(1, "flipped")
     assert folder.is_there(1)
-    assert folder.requests() == ([1] if call == "rename" else [])
-    assert folder.quarantine(1, "flipped") is not None
-    assert folder.requests() == [1]
+    assert folder.list_requests() == ([1] if call == "rename" else [])
+    assert folder.quarantine_shard(1, "flipped") is not None
+    assert folder.list_requests() == [1]
 
 
 def test_a_copy_without_empty_folders_is_as_good(tmp_path):
@@ -175,9 +177,9 @@ def test_a_copy_without_empty_folders_is_as_good(tmp_path):
     for part in ("quarantine", "requests", "teachers"):
         (tmp_path / part).rmdir()
     flip(folder.shard_path(1) / SHARD_FILE)
-    assert folder.requests() == []
-    assert folder.quarantine(1, "flipped") is not None
-    assert folder.requests() == [1]
+    assert folder.list_requests() == []
+    assert folder.quarantine_shard(1, "flipped") is not None
+    assert folder.list_requests() == [1]
 
 
 def test_a_shard_of_another_folder_is_damage(tmp_path):
@@ -186,10 +188,10 @@ def test_a_shard_of_another_folder_is_damage(tmp_path):
     folder.shard_path(1).rename(tmp_path / "gone")
     other.shard_path(1).rename(folder.shard_path(1))
     with pytest.raises(StorageError, match=r"motley\.dataset"):
-        folder.read(1)
+        folder.read_shard(1)
     other.shard_path(2).rename(other.shard_path(1))
     with pytest.raises(StorageError, match=r"motley\.shard"):
-        other.read(1)
+        other.read_shard(1)
 
 
 def test_a_folder_without_its_manifest_is_not_there_yet(tmp_path):
@@ -197,13 +199,13 @@ def test_a_folder_without_its_manifest_is_not_there_yet(tmp_path):
     folder = tiny_folder(tmp_path, TOPK)
     (folder.shard_path(1) / atomic_folder.MANIFEST).unlink()
     assert not folder.is_there(1)
-    assert folder.missing() == [1]
+    assert folder.list_missing() == [1]
 
 
 def test_a_whole_shard_is_not_written_again(tmp_path):
     folder = tiny_folder(tmp_path, TOPK)
     before = (folder.shard_path(1) / SHARD_FILE).stat()
-    folder.write(1, tiny_windows(TOPK, 1))
+    folder.write_shard(1, tiny_windows(TOPK, 1))
     after = (folder.shard_path(1) / SHARD_FILE).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -211,7 +213,7 @@ def test_a_whole_shard_is_not_written_again(tmp_path):
 def test_windows_of_another_corpus_are_not_written(tmp_path):
     folder = tiny_folder(tmp_path, TOPK, write=[])
     with pytest.raises(InputError, match="has the corpus or tokenizer changed"):
-        folder.write(1, tiny_windows(TOPK, 1)[:-1])
+        folder.write_shard(1, tiny_windows(TOPK, 1)[:-1])
     assert not folder.is_there(1)
 
 
@@ -240,11 +242,11 @@ def test_a_full_disk_leaves_no_shard_and_says_so(tmp_path, operation):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(StorageError, match=r"shard-00001: not written: No space left on device"):
-        folder.write(1, tiny_windows(TOPK, 1), CountingDisk(fail))
+        folder.write_shard(1, tiny_windows(TOPK, 1), CountingDisk(fail))
     assert not folder.shard_path(1).exists()
     assert [path.name for path in tmp_path.glob(".*")] == []
-    folder.write(1, tiny_windows(TOPK, 1))
-    folder.verify(1)
+    folder.write_shard(1, tiny_windows(TOPK, 1))
+    folder.verify_shard(1)
 
 
 @pytest.mark.parametrize("part", ["teachers", "requests", "quarantine"])
@@ -260,14 +262,14 @@ def test_a_disk_that_is_full_at_a_folder_says_so(tmp_path, monkeypatch, part):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", full)
         with pytest.raises(StorageError, match=rf"{part}: not made: No space left"):
-            folder.describe(TOPK)
-    folder.describe(TOPK)
+            folder.write_description(TOPK)
+    folder.write_description(TOPK)
 
 
 def test_a_file_in_place_of_a_folder_is_another_output(tmp_path):
     (tmp_path / "requests").touch()
     with pytest.raises(InputError, match="requests: is a file, choose another output"):
-        LogitsFolder(tmp_path).describe(TOPK)
+        LogitsFolder(tmp_path).write_description(TOPK)
 
 
 def test_a_full_disk_leaves_no_dataset_json(tmp_path):
@@ -276,5 +278,5 @@ def test_a_full_disk_leaves_no_dataset_json(tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(StorageError, match="not written: No space left on device"):
-        LogitsFolder(tmp_path).describe(TOPK, CountingDisk(fail))
+        LogitsFolder(tmp_path).write_description(TOPK, CountingDisk(fail))
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []

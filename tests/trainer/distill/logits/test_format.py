@@ -32,7 +32,7 @@ def windows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     description = tiny_description(SCHEMES["topk"])
     folder = tiny_folder(Path("OUT"), description)
-    return [window for plan in description.shards for window in folder.read(plan.number)]
+    return [window for plan in description.shards for window in folder.read_shard(plan.number)]
 
 
 def test_the_example_for_pandas(windows):
@@ -77,7 +77,7 @@ def test_every_reader_sees_the_same(tmp_path, kind):
     rows = ask(f"SELECT * FROM '{path}'")
     columns = [name for name, *_ in ask(f"DESCRIBE SELECT * FROM '{path}'")]
     assert columns == list(frame.columns) == pq.read_schema(path).names
-    for place, window in enumerate(folder.read(2)):
+    for place, window in enumerate(folder.read_shard(2)):
         row = dict(zip(columns, rows[place], strict=True))
         assert row["document"] == frame["document"][place] == window.document
         assert row["tokens"] == frame["tokens"][place].tolist() == window.tokens.tolist()
@@ -115,8 +115,8 @@ def test_stored_against_live(tmp_path, kind, values, bound):
         scheme, values, lengths=((positions + 1,),), shards=((0, 1),), vocabulary=40
     )
     folder = tiny_folder(tmp_path, description, write=[])
-    folder.write(0, [Window(0, 0, np.zeros(positions + 1, np.int32), live)])
-    stored = folder.read(0)[0].scores
+    folder.write_shard(0, [Window(0, 0, np.zeros(positions + 1, np.int32), live)])
+    stored = folder.read_shard(0)[0].scores
     assert live.logprobs is not None
     assert stored.logprobs is not None
     np.testing.assert_array_equal(stored.ids, live.ids)

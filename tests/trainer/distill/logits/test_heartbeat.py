@@ -22,24 +22,24 @@ def folder(tmp_path):
 
 def test_a_beat_is_read_as_it_was_written(folder):
     with TeacherHeartbeat(folder, "intel-1") as beat:
-        beat.beat(shards_done=1, shards=3, tokens_per_second=812.5)
-        [seen] = TeacherWatch(folder).look()
-        assert (seen.beat.name, seen.beat.state) == ("intel-1", "running")
-        assert (seen.beat.shards_done, seen.beat.shards) == (1, 3)
-        assert seen.beat.tokens_per_second == 812.5
-        beat.beat(shards_done=3, shards=3, state="waiting")
-        assert TeacherWatch(folder).look()[0].beat.state == "waiting"
+        beat.report_progress(shards_done=1, shards=3, tokens_per_second=812.5)
+        [seen] = TeacherWatch(folder).list_teachers()
+        assert (seen.state.name, seen.state.state) == ("intel-1", "running")
+        assert (seen.state.shards_done, seen.state.shards) == (1, 3)
+        assert seen.state.tokens_per_second == 812.5
+        beat.report_progress(shards_done=3, shards=3, state="waiting")
+        assert TeacherWatch(folder).list_teachers()[0].state.state == "waiting"
         beat.report_done()
-    assert TeacherWatch(folder).look()[0].beat.state == "done"
+    assert TeacherWatch(folder).list_teachers()[0].state.state == "done"
 
 
 def test_a_start_with_nothing_to_do_keeps_the_rate_of_the_device(folder):
     def start(**said):
         with TeacherHeartbeat(folder, "a") as beat:
-            beat.beat(shards_done=3, shards=3, **said)
+            beat.report_progress(shards_done=3, shards=3, **said)
             beat.report_done()
-        [seen] = TeacherWatch(folder).look()
-        return seen.beat.tokens_per_second, seen.beat.device
+        [seen] = TeacherWatch(folder).list_teachers()
+        return seen.state.tokens_per_second, seen.state.device
 
     assert start(tokens_per_second=812.5, device="cpu") == (812.5, "cpu")
     assert start() == (812.5, "cpu")
@@ -52,8 +52,8 @@ def test_a_start_with_nothing_to_do_keeps_the_rate_of_the_device(folder):
 def test_an_exception_is_the_reason(folder):
     with pytest.raises(OSError, match="no more"), TeacherHeartbeat(folder, "a"):
         raise OSError("no more")
-    [seen] = TeacherWatch(folder).look()
-    assert (seen.beat.state, seen.beat.reason) == ("failed", "no more")
+    [seen] = TeacherWatch(folder).list_teachers()
+    assert (seen.state.state, seen.state.reason) == ("failed", "no more")
 
 
 def test_silence_is_measured_by_change_on_the_readers_clock(folder):
@@ -62,15 +62,15 @@ def test_silence_is_measured_by_change_on_the_readers_clock(folder):
     with TeacherHeartbeat(folder, "a", interval=3600) as beat:
         os.utime(path, (0, 0))  # the teacher's clock is decades behind
         watch = TeacherWatch(folder, clock)
-        assert watch.quiet() == 0
+        assert watch.seconds_of_silence() == 0
         clock.now += 50
-        assert watch.quiet() == 50
-        beat.beat(shards_done=0, shards=3)  # says the same, and yet another beat
-        assert watch.quiet() == 0
+        assert watch.seconds_of_silence() == 50
+        beat.report_progress(shards_done=0, shards=3)  # says the same, and yet another beat
+        assert watch.seconds_of_silence() == 0
         clock.now += 10
-        assert watch.look()[0].silent == 10
+        assert watch.list_teachers()[0].silent == 10
         path.write_text('{"half')
-        assert watch.quiet() == 10, "what cannot be read is no sign of life"
+        assert watch.seconds_of_silence() == 10, "what cannot be read is no sign of life"
         beat.report_done()
 
 
@@ -81,10 +81,10 @@ def test_those_that_ended_are_no_sign_of_life(folder):
         with TeacherHeartbeat(folder, name) as beat:
             beat.report_done() if name == "a" else beat.report_failure("the disk is full")
     clock.now += 30
-    assert [each.beat.state for each in watch.look()] == ["done", "failed"]
-    assert watch.quiet() == 30
+    assert [each.state.state for each in watch.list_teachers()] == ["done", "failed"]
+    assert watch.seconds_of_silence() == 30
     with TeacherHeartbeat(folder, "c") as beat:
-        assert watch.quiet() == 0
+        assert watch.seconds_of_silence() == 0
         beat.report_done()
 
 
@@ -104,19 +104,19 @@ def test_a_killed_teacher_falls_silent(folder):
     with process, process.stdout:
         process.stdout.readline()
         watch = TeacherWatch(folder)
-        first = watch.look()[0].beat
+        first = watch.list_teachers()[0].state
         process.send_signal(signal.SIGKILL)
         process.wait()
-    watch.look()
+    watch.list_teachers()
     time.sleep(0.05)
-    [seen] = watch.look()
-    assert seen.beat.state == first.state == "running"
+    [seen] = watch.list_teachers()
+    assert seen.state.state == first.state == "running"
     assert seen.silent >= 0.05
 
 
 def test_a_full_disk_stops_no_teacher(folder, caplog):
     (folder.path / "teachers").rename(folder.path / "gone")
     with TeacherHeartbeat(folder, "a") as beat:
-        beat.beat(shards_done=1, shards=3)
+        beat.report_progress(shards_done=1, shards=3)
         beat.report_done()
     assert [each.message for each in caplog.records if "not written" in each.message]

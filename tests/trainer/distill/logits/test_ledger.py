@@ -4,9 +4,9 @@ import pytest
 
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 from trainer.distill.logits import shard
-from trainer.distill.logits.dataset import faults
+from trainer.distill.logits.dataset import find_window_faults
 from trainer.distill.logits.scores import Window
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.verify import verify_shards
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import Disk
 
@@ -45,7 +45,7 @@ def moved(window, document=None, start=None):
     ],
 )
 def test_the_ledger_finds(change, message):
-    assert message in faults(LAST, change(windows()))
+    assert message in find_window_faults(LAST, change(windows()))
 
 
 def test_a_shard_whose_bytes_are_right_may_still_lie(tmp_path):
@@ -53,10 +53,10 @@ def test_a_shard_whose_bytes_are_right_may_still_lie(tmp_path):
     folder = tiny_folder(tmp_path, DESCRIPTION, write=[0])
     twice = windows()
     twice[1] = twice[0]
-    folder._publish(LAST, shard.encode(DESCRIPTION, LAST, twice), Disk())
+    folder._publish_shard(LAST, shard.encode_windows(DESCRIPTION, LAST, twice), Disk())
     with pytest.raises(StorageError, match="document 4: tokens 0 to 12 come twice"):
-        folder.verify(2)
-    assert [(each.name, each.state) for each in verdicts(folder)] == [
+        folder.verify_shard(2)
+    assert [(each.name, each.state) for each in verify_shards(folder)] == [
         ("shard-00000", "whole"),
         ("shard-00001", "missing"),
         ("shard-00002", "damaged"),

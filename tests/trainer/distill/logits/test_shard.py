@@ -20,8 +20,8 @@ from tests.trainer.tiny_logits import (
 )
 from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
 from trainer.distill.logits.description import ShardPlan
-from trainer.distill.logits.shard import decode, encode
-from trainer.distill.logits.verify import verdicts
+from trainer.distill.logits.shard import decode_windows, encode_windows
+from trainer.distill.logits.verify import verify_shards
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
@@ -33,7 +33,7 @@ def test_windows_come_back(tmp_path, kind, values):
     folder = tiny_folder(tmp_path, description)
     exact = {"float16": 2**-11, "float32": 0}[values]
     for plan in description.shards:
-        read, written = folder.read(plan.number), tiny_windows(description, plan.number)
+        read, written = folder.read_shard(plan.number), tiny_windows(description, plan.number)
         assert len(read) == plan.windows == len(written)
         for ours, theirs in zip(read, written, strict=True):
             assert (ours.document, ours.start) == (theirs.document, theirs.start)
@@ -78,14 +78,14 @@ def test_values_that_no_teacher_gives_are_damage(tmp_path, name, value):
     windows = tiny_windows(description, plan.number)
     part = windows[1] if name == "tokens" else windows[1].scores
     getattr(part, name)[-1] = value
-    content = encode(description, plan, windows)
+    content = encode_windows(description, plan, windows)
     message = f"window 1: {name} has {value}, outside "
     with pytest.raises(ValueError, match=re.escape(message)):
-        decode(description, plan, bytes(content))
+        decode_windows(description, plan, bytes(content))
     replace_shard(folder, plan, content)
     with pytest.raises(StorageError, match=re.escape(message)):
-        folder.verify(plan.number)
-    states = [verdict.state for verdict in verdicts(folder)]
+        folder.verify_shard(plan.number)
+    states = [verdict.state for verdict in verify_shards(folder)]
     assert states == ["whole", "damaged", "whole"]
 
 
@@ -103,7 +103,7 @@ def test_a_position_has_the_scores_of_its_scheme(tmp_path):
     windows = tiny_windows(description, plan.number)
     windows[0].scores.offsets[1:-1] += 1
     with pytest.raises(ValueError, match="the number of a position's scores"):
-        decode(description, plan, bytes(encode(description, plan, windows)))
+        decode_windows(description, plan, bytes(encode_windows(description, plan, windows)))
 
 
 def test_a_small_file_that_unpacks_to_a_large_one_is_not_unpacked(monkeypatch):
@@ -118,11 +118,11 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_not_unpacked(monkeypatch):
         **{name: getattr(first.scores, name)[:0] for name in ("ids", "logprobs", "counts")},
     )
     bomb = replace(first, tokens=np.zeros(many, np.int32), scores=scores)
-    content = bytes(encode(description, plan, [bomb, *others]))
+    content = bytes(encode_windows(description, plan, [bomb, *others]))
     assert len(content) < 20_000
     monkeypatch.setattr(pq.ParquetFile, "read", None)
     with pytest.raises(ValueError, match=r"unpacks to [\d,]+ bytes; its scores have at most"):
-        decode(description, plan, content)
+        decode_windows(description, plan, content)
 
 
 def test_a_folder_that_says_it_is_huge_makes_no_bomb_of_a_small_shard(monkeypatch):
@@ -138,24 +138,24 @@ def test_a_folder_that_says_it_is_huge_makes_no_bomb_of_a_small_shard(monkeypatc
         **{name: getattr(first.scores, name)[:0] for name in ("ids", "logprobs", "counts")},
     )
     bomb = replace(first, tokens=np.zeros(many, np.int32), scores=scores)
-    content = bytes(encode(description, plan, [bomb, *others]))
+    content = bytes(encode_windows(description, plan, [bomb, *others]))
     assert len(content) < 100_000
     monkeypatch.setattr(pq.ParquetFile, "read", None)
     with pytest.raises(ValueError, match=r"unpacks to more than [\d,]+ bytes"):
-        decode(description, plan, content)
+        decode_windows(description, plan, content)
 
 
 def test_columns_whose_pages_hide_their_size_are_refused(monkeypatch):
     """Runs and dictionaries: what they unpack to stands in no header."""
     description = tiny_description(SCHEMES["topk"])
     plan = description.shards[1]
-    content = encode(description, plan, tiny_windows(description, plan.number))
+    content = encode_windows(description, plan, tiny_windows(description, plan.number))
     table = pq.read_table(pa.BufferReader(content))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", use_dictionary=True)
     monkeypatch.setattr(pq.ParquetFile, "read", None)
     with pytest.raises(ValueError, match="column document is not written plainly"):
-        decode(description, plan, sink.getvalue().to_pybytes())
+        decode_windows(description, plan, sink.getvalue().to_pybytes())
 
 
 IN_ONE_THREAD = """
@@ -168,9 +168,9 @@ description = tiny_description(SCHEMES["topk"])
 plan = description.shards[0]
 threads = lambda: len(list(Path("/proc/self/task").iterdir()))
 before = threads()
-content = bytes(shard.encode(description, plan, tiny_windows(description, 0)))
+content = bytes(shard.encode_windows(description, plan, tiny_windows(description, 0)))
 for _ in range(3):
-    shard.decode(description, plan, content)
+    shard.decode_windows(description, plan, content)
 print(threads() - before)
 """
 

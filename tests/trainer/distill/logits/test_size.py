@@ -38,8 +38,8 @@ def test_a_shard_has_the_planned_bytes_a_token(tmp_path: Path, name: str, values
     logits = SHARP * draw_logits(rng, tokens - 1, VOCABULARY)
     ids = rng.integers(VOCABULARY, size=tokens, dtype=np.int32)
     folder = LogitsFolder(tmp_path)
-    folder.describe(described)
-    written = folder.write(0, [Window(0, 0, ids, score(logits, scheme, rng))])
+    folder.write_description(described)
+    written = folder.write_shard(0, [Window(0, 0, ids, score(logits, scheme, rng))])
     size = (written / "logits.parquet").stat().st_size / tokens
     assert bytes_per_token(kept, VOCABULARY) == pytest.approx(size, rel=0.2)
 

@@ -25,7 +25,7 @@ DESCRIPTION = tiny_description(SCHEMES["kept"], lengths=LENGTHS, shards=SHARDS)
 
 
 def write(folder, number):
-    folder.write(number, tiny_windows(DESCRIPTION, number, LENGTHS))
+    folder.write_shard(number, tiny_windows(DESCRIPTION, number, LENGTHS))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def key(window):
 
 
 def keys(stream, position=None):
-    return [key(window) for window, _ in stream.epoch(position)]
+    return [key(window) for window, _ in stream.iterate_epoch(position)]
 
 
 WHOLE = {
@@ -101,14 +101,14 @@ def test_no_window_twice_and_resume_is_exact(original, seed, group, epoch, broke
             damage(folder, number)
 
         def mend(message):
-            for number in folder.requests():
+            for number in folder.list_requests():
                 shard = folder.shard_path(number)
                 shutil.copytree(original / shard.name, shard)
                 (folder.path / "requests" / f"{shard.name}.json").unlink()
 
         def run(position):
             stream = make(folder, seed, group, on_wait=mend)
-            return [(key(window), behind) for window, behind in stream.epoch(position)]
+            return [(key(window), behind) for window, behind in stream.iterate_epoch(position)]
 
         straight = run(Position(epoch=epoch))
         order = [each for each, _ in straight]
@@ -180,7 +180,7 @@ def test_a_folder_that_goes_away_for_a_while_is_waited_for(folder, tmp_path_fact
     away = tmp_path_factory.mktemp("away") / "logits"
     stream = make(folder, group=1, timeout=60, on_wait=lambda message: away.rename(folder.path))
     found = []
-    for number, (window, _) in enumerate(stream.epoch()):
+    for number, (window, _) in enumerate(stream.iterate_epoch()):
         found.append(key(window))
         if number == 3:
             folder.path.rename(away)

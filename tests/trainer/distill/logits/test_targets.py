@@ -9,7 +9,7 @@ import pytest
 from tests.covering import covering
 from tests.trainer.tiny_logits import SCHEMES, VOCABULARY, draw_logits, score
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.logits.targets import targets
+from trainer.distill.logits.targets import make_targets
 from trainer.system.errors import InputError
 
 STUDENT = np.arange(0, VOCABULARY, 2, dtype=np.int32)
@@ -61,7 +61,7 @@ def test_positions_without_scores_have_none_and_change_no_others(kind, divergenc
         counts=scores.counts[entries],
         **{name: getattr(scores, name) * stays for name in ("tail", "dropped", "entropy")},
     )
-    found, whole = (targets(each, scheme, 1.0, divergence) for each in (some, scores))
+    found, whole = (make_targets(each, scheme, 1.0, divergence) for each in (some, scores))
     np.testing.assert_array_equal(dense(found), dense(whole) * stays[:, None])
     np.testing.assert_array_equal(found.rest, whole.rest * stays)
     np.testing.assert_array_equal(found.entropy, whole.entropy * stays)
@@ -79,13 +79,13 @@ def test_sums_to_one_or_is_refused(kind, divergence, temperature, student):
     scores = score(draw_logits(rng, 50), scheme, rng, student)
     if kind == "sampled" and divergence != "forward":
         with pytest.raises(InputError, match="give no probabilities"):
-            targets(scores, scheme, temperature, divergence)
+            make_targets(scores, scheme, temperature, divergence)
         return
     if kind in ("sampled", "kept") and temperature != 1:
         with pytest.raises(InputError, match="cannot be re-tempered"):
-            targets(scores, scheme, temperature, divergence)
+            make_targets(scores, scheme, temperature, divergence)
         return
-    soft = targets(scores, scheme, temperature, divergence)
+    soft = make_targets(scores, scheme, temperature, divergence)
     sums = dense(soft).sum(axis=1) + soft.rest
     np.testing.assert_allclose(sums, [0] + [1] * 50, atol=1e-6)
     assert soft.entropy[0] == 0
@@ -99,7 +99,7 @@ def test_full_is_exact_at_any_temperature(stored, wanted, divergence):
     rng = np.random.default_rng(4)
     logits = draw_logits(rng, 20)
     scheme = Scheme(kind="full", temperature=stored)
-    soft = targets(score(logits, scheme, rng), scheme, wanted, divergence)
+    soft = make_targets(score(logits, scheme, rng), scheme, wanted, divergence)
     expected = softmax(logits, wanted)
     np.testing.assert_allclose(dense(soft)[1:], expected, atol=1e-6)
     np.testing.assert_allclose(soft.entropy[1:], entropy(expected), atol=1e-5)
@@ -111,7 +111,7 @@ def test_full_is_exact_at_any_temperature(stored, wanted, divergence):
 def test_kept_tokens_are_exact(kind, divergence):
     rng = np.random.default_rng(5)
     logits, scheme = draw_logits(rng, 20), SCHEMES[kind]
-    soft = targets(score(logits, scheme, rng, STUDENT), scheme, 1, divergence)
+    soft = make_targets(score(logits, scheme, rng, STUDENT), scheme, 1, divergence)
     expected = softmax(logits)[:, STUDENT]
     kept = np.argsort(-expected, axis=1)[:, : scheme.top_k]
     ours = np.take_along_axis(dense(soft, len(STUDENT))[1:], kept, axis=1)
@@ -131,7 +131,7 @@ def test_a_vocabulary_that_is_kept_whole_has_no_rest(tail_samples, student, dive
     logits = draw_logits(rng, 20)
     size = VOCABULARY if student is None else len(student)
     scheme = Scheme(kind="topk", top_k=size, tail_samples=tail_samples)
-    soft = targets(score(logits, scheme, rng, student), scheme, 1, divergence)
+    soft = make_targets(score(logits, scheme, rng, student), scheme, 1, divergence)
     expected = softmax(logits) if student is None else softmax(logits[:, student])
     np.testing.assert_allclose(dense(soft, size)[1:], expected, atol=1e-6)
     np.testing.assert_allclose(soft.entropy[1:], entropy(expected), atol=1e-5)
@@ -151,7 +151,7 @@ def test_draws_are_unbiased(kind, seed):
     expected = spread(logits, scheme.top_k if kind == "topk" else 0)
     divergence = (expected * np.log(expected / student)).sum(axis=1)
     drawn = score(np.tile(logits, (repetitions, 1)), scheme, rng, STUDENT)
-    soft = targets(drawn, scheme, 1, "forward")
+    soft = make_targets(drawn, scheme, 1, "forward")
     weights = dense(soft, len(STUDENT))[1:].reshape(repetitions, *expected.shape)
     entropies = soft.entropy[1:].reshape(repetitions, len(expected))
     estimates = -(weights * np.log(student)).sum(axis=2) - entropies
@@ -167,7 +167,7 @@ def test_the_tail_at_another_temperature_is_consistent(temperature, divergence):
     rng = np.random.default_rng(13)
     logits = draw_logits(rng, 10)
     scheme = Scheme(kind="topk", top_k=6, tail_samples=300_000)
-    soft = targets(score(logits, scheme, rng, STUDENT), scheme, temperature, divergence)
+    soft = make_targets(score(logits, scheme, rng, STUDENT), scheme, temperature, divergence)
     expected = spread(logits, 6, temperature)
     ours = dense(soft, len(STUDENT))[1:]
     if divergence == "forward":
@@ -187,10 +187,10 @@ def test_full_has_tokens_without_probability(temperature):
     scores = score(logits, scheme, rng)
     logprobs = np.where(np.arange(VOCABULARY) == 3, 0, -np.inf)
     scores = replace(scores, logprobs=logprobs.astype(np.float32))
-    soft = targets(scores, scheme, temperature, "forward")
+    soft = make_targets(scores, scheme, temperature, "forward")
     np.testing.assert_array_equal(soft.weights, np.arange(VOCABULARY) == 3)
     np.testing.assert_array_equal(soft.entropy, 0)
-    alone = targets(score(logits[:0], scheme, rng), scheme, temperature, "forward")
+    alone = make_targets(score(logits[:0], scheme, rng), scheme, temperature, "forward")
     assert (len(alone.weights), alone.entropy.tolist()) == (0, [0])
 
 
@@ -199,7 +199,7 @@ def test_no_divergence_is_negative():
     rng = np.random.default_rng(15)
     scheme = SCHEMES["full"]
     logits = draw_logits(rng, 10_000)
-    soft = targets(score(logits, scheme, rng), scheme, 1, "forward")
+    soft = make_targets(score(logits, scheme, rng), scheme, 1, "forward")
     near = softmax(logits + rng.normal(scale=1e-3, size=logits.shape))
     p = dense(soft)[1:]
     divergence = -(p * np.log(near)).sum(axis=1) - soft.entropy[1:]
