@@ -15,7 +15,7 @@ MOST_LINES = 450
 TABLES = [
     "tests/trainer/exchange/test_lossy_codecs.py",
     "trainer/evaluate/syscalls.py",
-    "trainer/replica/wgpu/weights/nf4.py",
+    "trainer/replica/weights/nf4.py",
 ]
 """The files with a table that is laid out by hand."""
 PUBLIC_INDEXES = ("pypi.org", "files.pythonhosted.org", "download.pytorch.org", "torch.example")

@@ -242,8 +242,6 @@ class RunConfig(Section):
         why = None
         if self.method == "full":
             why = "method lora: weights that train are in memory"
-        elif self.model.quantization != "none":
-            why = "model.quantization none: NF4 is made of whole layers in memory"
         elif self.lora.use_dora:
             why = "lora.use_dora false: its norms are those of weights in memory"
         if why is not None:

@@ -19,7 +19,7 @@ from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.devices import gib, size_text
-from trainer.planning.memory import plan_memory_by_part
+from trainer.planning.memory import NF4_BYTES, plan_memory_by_part
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
 from trainer.system.errors import InputError
@@ -132,7 +132,7 @@ def plan_memory(
     training = replace(training, resident=resident)
     passing = 0
     if resident is not None:  # two layers as they are stored, and a linear in another format
-        passing = 2 * _layer_bytes(headers) + 4 * model.widest_linear
+        passing = 2 * _layer_bytes(headers, config) + 4 * model.widest_linear
     if config.method != "full":
         training = replace(training, adapters=layout.size)
     if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
@@ -163,8 +163,7 @@ def plan_memory(
 def can_stream(config: RunConfig) -> bool:
     """Return whether `model.resident: auto` lets a CPU read layers at each use."""
     model = config.model
-    frozen = config.method == "lora" and not config.lora.use_dora and model.quantization == "none"
-    return frozen and model.resident == "auto"
+    return config.method == "lora" and not config.lora.use_dora and model.resident == "auto"
 
 
 def choose_resident(
@@ -328,12 +327,14 @@ def _beside_state(exchange: ExchangeConfig, *, coordinates: bool) -> float:
     return kind.element_bytes + 2 * residual
 
 
-def _layer_bytes(headers: Mapping[str, TensorHeader]) -> int:
-    """Return the bytes of the largest layer's matrices as they are stored."""
+def _layer_bytes(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:
+    """Return the bytes of the largest layer's matrices as they are read."""
+    nf4 = config.model.quantization == "nf4"
     sizes = Counter[str]()
     for name, header in headers.items():
         if (layer := _LAYER.search(name)) and len(header.shape) == 2:
-            sizes[layer[1]] += header.end - header.begin
+            stored = header.end - header.begin
+            sizes[layer[1]] += int(NF4_BYTES * math.prod(header.shape)) if nf4 else stored
     return max(sizes.values(), default=0)
 
 

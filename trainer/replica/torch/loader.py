@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,19 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
-from trainer.model.architecture import read_architecture
+from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.families import explain_transformers_only
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import check_stored, stored_name
-from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
+from trainer.planning.vulkan import frozen_tensors
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype
 from trainer.replica.torch.residence import streamed_layers
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
+from trainer.replica.weights.nf4_file import open_quantized
 from trainer.system.process.imports import speed_up_imports
 
 
@@ -73,6 +76,7 @@ def load_model(
             nf4,
             mapped=cut is None,
             streamed=streamed,
+            codes=_quantise_once(model_dir, architecture, config) if nf4 and streamed else None,
             reads_rows=not has_head and "embed_tokens" not in config.lora.modules_to_save,
         )
         where = str(model_dir / "config.json")
@@ -88,6 +92,16 @@ def load_model(
     if config.method == "lora":
         train_whole(model, config.lora.modules_to_save)
     return model
+
+
+def _quantise_once(
+    model_dir: Path, architecture: Architecture, config: RunConfig
+) -> AbstractContextManager[dict[str, TensorHeader]]:
+    """Return the one file of a model's NF4 codes, which the wgpu engine reads, too."""
+    headers = read_headers(model_dir)
+    names = [name for name, _, kind in frozen_tensors(architecture, config) if kind == "nf4"]
+    stored = {name: headers[stored_name(headers, name) or name] for name in names}
+    return open_quantized(model_dir, stored, through_bf16=config.model.dtype == "bfloat16")
 
 
 def base_dtype(config: RunConfig) -> torch.dtype:
@@ -117,6 +131,7 @@ class StoredWeights:
         mapped: from the file on the CPU if their dtype fits, so that processes share them.
         streamed: the layers whose linears are read at each use. If there are any, nothing is
             mapped: a file that is cut must not fault.
+        codes: opens those linears in NF4.
         reads_rows: of the embedding, too, no more is in memory than the rows of a pass.
     """
 
@@ -129,10 +144,10 @@ class StoredWeights:
         *,
         mapped: bool = True,
         streamed: frozenset[int] = frozenset(),
+        codes: AbstractContextManager[dict[str, TensorHeader]] | None = None,
         reads_rows: bool = False,
     ) -> None:
-        assert not streamed or nf4 is None, "streamed linears are not quantised"
-        self._stream, self._streamed = LayerStream(dtype), streamed
+        self._stream, self._streamed = LayerStream(dtype, nf4, codes), streamed
         self._headers = read_headers(model_dir)
         self._dtype, self._device, self._nf4 = dtype, device, nf4
         self._mapped, self._reads_rows = mapped and not streamed, reads_rows and bool(streamed)

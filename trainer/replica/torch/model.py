@@ -21,6 +21,7 @@ from trainer.model.layout import GradientLayout, frozen_adapters
 from trainer.model.safetensors_headers import read_headers
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import add_adapters
+from trainer.replica.torch.streaming import StreamedNF4Linear
 from trainer.system.errors import DoesNotFitError, InputError, first_line, is_out_of_memory
 from trainer.system.process.slow_log import log_if_slow
 
@@ -215,7 +216,9 @@ def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
     """
     for name, module in model.named_modules():
         width = getattr(module, "in_features", 0)
-        if hasattr(module, "support_avx512bf16_for_cpu") and width % NF4_BLOCK:
+        is_nf4 = isinstance(module, StreamedNF4Linear)
+        is_nf4 = is_nf4 or hasattr(module, "support_avx512bf16_for_cpu")
+        if is_nf4 and width % NF4_BLOCK:
             raise InputError(
                 f"{model_dir}: {name} is {width} wide; nf4 on the CPU needs a multiple"
                 f" of {NF4_BLOCK}: set model.quantization none, or take a GPU"

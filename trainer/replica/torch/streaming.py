@@ -6,6 +6,7 @@ saves where the weight comes from and reads it again; operations and bits are `F
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -13,8 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.model.safetensors_headers import TensorHeader
+from trainer.planning.vulkan_buffers import NF4_BLOCK
+from trainer.replica.torch.linear import import_bitsandbytes
 from trainer.replica.weights.frozen_weights import FrozenWeights
 from trainer.replica.weights.layer_feed import LayerFeed
+from trainer.replica.weights.nf4_file import ABSMAX
 from trainer.replica.weights.stored_table import StoredTable
 
 _DTYPES = {
@@ -34,10 +38,19 @@ class LayerStream:
 
     Args:
         dtype: of the weights in products; files may have another one.
+        nf4: the dtype of products with weights in NF4; None: they are as they are stored.
+        codes: opens these weights.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        nf4: torch.dtype | None = None,
+        codes: AbstractContextManager[dict[str, TensorHeader]] | None = None,
+    ) -> None:
+        self.dtype, self._nf4 = dtype, nf4
+        self._opened = ExitStack()  # a file that no cache keeps goes with the model
+        self._codes = {} if codes is None else self._opened.enter_context(codes)
         self._tensors: dict[int, dict[str, TensorHeader]] = {}
         self._feed: LayerFeed | None = None
         self._order: list[int] = []
@@ -46,8 +59,13 @@ class LayerStream:
     def linear(self, layer: int, header: TensorHeader, name: str, bias: Tensor | None) -> nn.Module:
         """Return the product with a weight of a layer, before the first one is computed."""
         assert self._feed is None, "the first product has fixed what is read"
-        self._tensors.setdefault(layer, {})[name] = header
-        return StreamedLinear(self, layer, name, header.shape, bias)
+        tensors = self._tensors.setdefault(layer, {})
+        if self._nf4 is None:
+            tensors[name] = header
+            return StreamedLinear(self, layer, name, header, bias)
+        codes, absmax = f"{name}.weight", f"{name}.weight{ABSMAX}"
+        tensors |= {name: self._codes[codes], name + ABSMAX: self._codes[absmax]}
+        return StreamedNF4Linear(self, layer, name, header, bias, self._nf4)
 
     @property
     def feed(self) -> LayerFeed:
@@ -57,17 +75,14 @@ class LayerStream:
             self._order = sorted(self._tensors)
         return self._feed
 
-    def weight(self, layer: int, name: str, *, trains: bool) -> Tensor:
-        """Return a weight `[out, in]`, which nothing may refer to when another layer is used.
+    def read(self, layer: int, name: str, *, trains: bool) -> Tensor:
+        """Return stored bytes, u8, which nothing may refer to when another layer is used.
 
         Args:
             trains: a backward follows the pass.
         """
-        feed = self.feed
-        feed.hold(layer, self._following(layer, trains=trains))
-        header = self._tensors[layer][name]
-        raw = torch.from_numpy(feed.tensor(layer, name))
-        return raw.view(_DTYPES[header.dtype]).view(header.shape).to(self._dtype)
+        self.feed.hold(layer, self._following(layer, trains=trains))
+        return torch.from_numpy(self.feed.tensor(layer, name))
 
     def _following(self, layer: int, *, trains: bool) -> int | None:
         """Return the layer after this one; None while it goes on, and where there is no other."""
@@ -90,22 +105,71 @@ class StreamedLinear(nn.Module):
         stream: LayerStream,
         layer: int,
         name: str,
-        shape: tuple[int, ...],
+        header: TensorHeader,
         bias: Tensor | None,
     ) -> None:
         super().__init__()
-        self._stream, self._layer, self._name = stream, layer, name
+        self._stream, self._layer, self._name, self._header = stream, layer, name, header
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.out_features, self.in_features = shape
+        self.out_features, self.in_features = header.shape
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]`."""
         found: Any = _Product.apply(x, self, torch.is_grad_enabled())
         return found
 
-    def fetch_weight(self, *, trains: bool) -> Tensor:
-        """Return the weight, which nothing may refer to after the product."""
-        return self._stream.weight(self._layer, self._name, trains=trains)
+    def fetch_weight(self, _dtype: torch.dtype | None, *, trains: bool) -> Tensor:
+        """Return the weight, which nothing may refer to after the product.
+
+        Args:
+            _dtype: of the other factor in forward; None in backward.
+            trains: a backward follows the pass.
+        """
+        raw = self._stream.read(self._layer, self._name, trains=trains)
+        return raw.view(_DTYPES[self._header.dtype]).view(self._header.shape).to(self._stream.dtype)
+
+
+class StreamedNF4Linear(StreamedLinear):
+    """The same in NF4, with the operations and so the bits of bitsandbytes' linear.
+
+    Codes have the order of the file, and one weight at a time is out of NF4.
+
+    Args:
+        compute: dtype of the product.
+    """
+
+    def __init__(
+        self,
+        stream: LayerStream,
+        layer: int,
+        name: str,
+        header: TensorHeader,
+        bias: Tensor | None,
+        compute: torch.dtype,
+    ) -> None:
+        super().__init__(stream, layer, name, header, bias)
+        import_bitsandbytes()
+        self._compute = compute
+        if bias is not None:
+            self.bias = nn.Parameter(bias.to(compute))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., out]`."""
+        return super().forward(x.to(self._compute)).to(x.dtype)
+
+    def fetch_weight(self, _dtype: torch.dtype | None, *, trains: bool) -> Tensor:
+        """Return the weight; in backward it passes through the dtype of the base."""
+        codes = self._stream.read(self._layer, self._name, trains=trains)
+        absmax = self._stream.read(self._layer, self._name + ABSMAX, trains=trains)
+        operation: Any = torch.ops.bitsandbytes.dequantize_4bit
+        return operation.default(
+            codes.view(-1, 1),
+            absmax.view(torch.float32),
+            NF4_BLOCK,
+            "nf4",
+            self._header.shape,
+            self._stream.dtype if _dtype is None else _dtype,
+        )
 
 
 class StreamedEmbedding(nn.Module):
@@ -134,12 +198,12 @@ class _Product(torch.autograd.Function):
         ctx: Any, x: Tensor, linear: StreamedLinear, trains: bool
     ) -> Tensor:
         ctx.linear, ctx.dtype = linear, x.dtype
-        return F.linear(x, linear.fetch_weight(trains=trains), linear.bias)
+        return F.linear(x, linear.fetch_weight(x.dtype, trains=trains), linear.bias)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor | None, ...]:
-        weight = ctx.linear.fetch_weight(trains=True).to(gradient.dtype)
+        weight = ctx.linear.fetch_weight(None, trains=True).to(gradient.dtype)
         slope = torch.mm(gradient.flatten(0, -2), weight)
         return slope.view(*gradient.shape[:-1], -1).to(ctx.dtype), None, None

@@ -1,1 +1,1 @@
-"""Frozen weights that are read from their files while a model computes."""
+"""Frozen weights in their files: as they are stored, quantised once, and read during a pass."""

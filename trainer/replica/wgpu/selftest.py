@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.rope import rope_tables
+from trainer.replica.weights.floats import from_bf16, to_bf16
+from trainer.replica.weights.nf4 import dequantize, quantize
 from trainer.replica.wgpu import golden
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
@@ -30,8 +32,6 @@ from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
 from trainer.replica.wgpu.layers.head import Head, LossSums, Targets
 from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
-from trainer.replica.wgpu.weights.floats import from_bf16, to_bf16
-from trainer.replica.wgpu.weights.nf4 import dequantize, quantize
 
 TOLERANCE = 1e-5
 """Relative to the largest value, or for a derivative to the norms' product; correct devices are

@@ -43,12 +43,20 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16 file as fp32": ("bfloat16", {}),
     "fp32 file as bf16": ("float32", {"model__dtype": "bfloat16"}),
     "fp32 in bf16 products": ("float32", {"training__precision": "bf16"}),
+    "nf4": ("float32", {"model__quantization": "nf4"}),
+    "nf4 of bf16": ("bfloat16", {"model__quantization": "nf4", "model__dtype": "bfloat16"}),
+    "nf4 in bf16 products": (
+        "float32",
+        {"model__quantization": "nf4", "training__precision": "bf16"},
+    ),
 }
 CASES = [
     *(("qwen3", task, "fp32", 0) for task in TASKS),
     *(("qwen2", "causal-lm", form, 1) for form in FORMATS),
     ("qwen3", "dpo", "bf16", 2),
     ("llama", "distillation", "fp32 in bf16 products", 3),
+    ("qwen3", "dpo", "nf4", 0),
+    ("llama", "classify", "nf4 of bf16", 2),
 ]
 WAYS = covering((*case, recompute) for case in CASES for recompute in (True, False))
 
@@ -204,7 +212,6 @@ def test_memory_decides_how_many_layers_stay(
     ("settings", "why"),
     [
         ({"method": "full"}, "needs method lora"),
-        ({"model__quantization": "nf4"}, "needs model.quantization none"),
         ({"lora__use_dora": True}, "needs lora.use_dora false"),
         ({"parallel__tensor": 2}, "take all or auto"),
     ],

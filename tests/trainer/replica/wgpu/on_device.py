@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from trainer.planning.vulkan_buffers import Kind
+from trainer.replica.weights.nf4 import dequantize, quantize
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph, Grid
-from trainer.replica.wgpu.weights.nf4 import dequantize, quantize
 
 
 def put(device: Device, values: np.ndarray) -> Array:

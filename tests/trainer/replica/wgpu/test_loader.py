@@ -18,10 +18,11 @@ from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.files import model_digest
 from trainer.replica.torch.loader import load_model
+from trainer.replica.weights import nf4_file
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
-from trainer.replica.wgpu.weights import loader, nf4_file
+from trainer.replica.wgpu.weights import loader
 from trainer.replica.wgpu.weights.loader import load_frozen, take_frozen
 
 if TYPE_CHECKING:

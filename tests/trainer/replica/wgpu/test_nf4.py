@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.replica.wgpu.weights.nf4 import VALUES, dequantize, quantize
+from trainer.replica.weights.nf4 import VALUES, dequantize, quantize
 
 functional = pytest.importorskip("bitsandbytes.functional")
 

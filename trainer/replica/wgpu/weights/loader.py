@@ -16,11 +16,11 @@ from trainer.model.layout import SIDE_A, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.planning.vulkan import frozen_tensors
 from trainer.planning.vulkan_buffers import Kind
+from trainer.replica.weights.floats import from_bf16, stored_values, to_bf16
+from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
-from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
-from trainer.replica.wgpu.weights.nf4_file import ABSMAX, open_quantized
 from trainer.system.errors import InputError
 
 _STEP = 1 << 22  # elements of a piece

@@ -22,8 +22,8 @@ from blake3 import blake3
 from trainer.model.files import model_digest
 from trainer.model.safetensors_headers import TensorHeader, read_file_headers
 from trainer.planning.vulkan_buffers import NF4_BLOCK
-from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
-from trainer.replica.wgpu.weights.nf4 import quantize
+from trainer.replica.weights.floats import from_bf16, stored_values, to_bf16
+from trainer.replica.weights.nf4 import quantize
 from trainer.system.errors import InputError, StorageError
 from trainer.system.process.slow_log import log_if_slow
 from trainer.system.storage.cache_folder import ensure_entry
@@ -49,6 +49,8 @@ def open_quantized(
     Raises:
         InputError: the file cannot be written anywhere.
     """
+    # Of one model one file, whatever the order: its digest is that of the header.
+    tensors = dict(sorted(tensors.items()))
     dtype = "bfloat16" if through_bf16 else "float32"
     metadata = {"source": model_digest(model_dir), "dtype": dtype}
     header = _header(metadata, tensors)
