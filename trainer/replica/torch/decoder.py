@@ -90,8 +90,9 @@ class Decoder(nn.Module):
             head = torch.zeros(num_classes, architecture.hidden_size, device=norm.weight.device)
             self.score = Linear(head)
         elif architecture.tied and embedding is not None:
-            self.lm_head = Linear(embedding.weight.detach())
-            self.lm_head.weight = embedding.weight  # pyright: ignore[reportAttributeAccessIssue]  # a parameter
+            table: Any = embedding.weight
+            self.lm_head = Linear(table.detach())
+            self.lm_head.weight = table
         else:
             self.lm_head = Linear(stored.tensor(_TABLE if architecture.tied else "lm_head.weight"))
 

@@ -118,7 +118,7 @@ class StreamedLinear(nn.Module):
         found: Any = _Product.apply(x, self, torch.is_grad_enabled())
         return found
 
-    def fetch_weight(self, _dtype: torch.dtype | None, *, trains: bool) -> Tensor:
+    def fetch_weight(self, _dtype: torch.dtype | None, /, *, trains: bool) -> Tensor:
         """Return the weight, which nothing may refer to after the product.
 
         Args:
@@ -157,7 +157,7 @@ class StreamedNF4Linear(StreamedLinear):
         """Return `[..., out]`."""
         return super().forward(x.to(self._compute)).to(x.dtype)
 
-    def fetch_weight(self, _dtype: torch.dtype | None, *, trains: bool) -> Tensor:
+    def fetch_weight(self, dtype: torch.dtype | None, /, *, trains: bool) -> Tensor:
         """Return the weight; in backward it passes through the dtype of the base."""
         codes = self._stream.read(self._layer, self._name, trains=trains)
         absmax = self._stream.read(self._layer, self._name + ABSMAX, trains=trains)
@@ -168,7 +168,7 @@ class StreamedNF4Linear(StreamedLinear):
             NF4_BLOCK,
             "nf4",
             self._header.shape,
-            self._stream.dtype if _dtype is None else _dtype,
+            self._stream.dtype if dtype is None else dtype,
         )
 
 

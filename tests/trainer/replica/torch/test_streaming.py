@@ -100,10 +100,12 @@ def test_losses_gradients_and_weights_are_those_of_the_resident_run(
     assert len(feed._weights.layers) == LAYERS - resident
 
 
-def test_answers_are_those_of_the_resident_model(tiny: Tiny) -> None:
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_answers_are_those_of_the_resident_model(tiny: Tiny, quantization: str) -> None:
     folder = tiny.model(num_hidden_layers=LAYERS)
     prompts = [[5, 6, 7], [8]]
     settings: dict[str, Any] = {"task": "causal-lm", "lora__lora_rank": 4}
+    settings["model__quantization"] = quantization
     resident, _ = tiny.start(folder, **settings)
     streamed, _ = tiny.start(folder, **settings, model__resident=0)
     found = [each.answer(prompts, 6, frozenset()) for each in (resident, streamed)]
