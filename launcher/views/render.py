@@ -296,6 +296,7 @@ def format_progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
     """Return `step 12/90, loss 1.234, 4,200 tokens/s` from the leader's status."""
     done = f"step {training.get('step', 0)}/{training.get('total_steps')}"
     validation: Mapping[str, Any] = training.get("validation") or {}
+    own: Mapping[str, float] = validation.get("figures") or {}
     invalid = ", ".join(training.get("invalid") or ())
     parts = (
         done if steps and training.get("total_steps") else "",
@@ -305,6 +306,7 @@ def format_progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
         figure("validation accuracy", validation.get("accuracy"), ".3f"),
         figure("reward margin", validation.get("reward_margin"), ".3f"),
         figure("pairs in order", validation.get("reward_accuracy"), ".1%"),
+        *(f"{name} {value:.4g}" for name, value in own.items()),
         f"invalid in its report: {invalid}" if invalid else "",
     )
     return ", ".join(filter(None, parts))

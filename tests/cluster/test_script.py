@@ -25,8 +25,8 @@ class Scripted(Cluster):
         """Write the script and the config."""
         self.script = write_script(self.folder / "train.py")
         self.configure()
-        settings = {"training__epochs": EPOCHS, "checkpoint__every": 5, **settings}
-        settings["exchange__join_deadline"] = PATIENCE
+        fixed = {"exchange__join_deadline": PATIENCE, "checkpoint__every": 5}
+        settings = {"training__epochs": EPOCHS, **fixed, **settings}
         run = script_config(self.output, **settings)
         self.settings = run
         self.run_file.write_text(run.to_yaml(exclude_unset=True))
@@ -59,7 +59,7 @@ def run(bench: Bench, tmp_path: Path) -> Iterator[Scripted]:
         print(made.logs())
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_of_any_number_have_the_curve_of_a_plain_loop(run: Scripted, workers: int) -> None:
     shares = [1.0, 2.0, 4.0][:workers]
     run.prepare(exchange__shares=shares if workers > 1 else "equal", training__evaluate_every=8)
@@ -70,7 +70,7 @@ def test_workers_of_any_number_have_the_curve_of_a_plain_loop(run: Scripted, wor
     assert run.events("verified")[-1]["at"] == len(expected)
     taken = [step["samples"] for step in run.records("step")]
     assert {len(shares) for shares in taken} == {workers}
-    assert all("absolute" in each for each in run.records("validation"))
+    assert all("absolute" in each["figures"] for each in run.records("validation"))
 
 
 def test_a_worker_that_is_killed_in_mid_step_changes_nothing(run: Scripted) -> None:
@@ -105,6 +105,53 @@ def test_lossy_exchanges_learn_the_same(run: Scripted, settings: dict[str, objec
     assert found[-1] < found[0] / 2
     assert found[-1] == pytest.approx(expected[-1], rel=0.5)
     assert run.events("verified")
+
+
+def test_a_worker_whose_script_hangs_is_lost_and_its_samples_are_redealt(run: Scripted) -> None:
+    """One worker hangs in C, where no signal is handled: the coordinator's step has a limit."""
+    run.prepare(training__epochs=40, exchange__step_deadline=2.0)
+    hang = (
+        "CALLS = []\n\ndef loss(model, samples):\n"
+        "    import ctypes, os, signal\n"
+        "    CALLS.append(os.environ.get('HANGS'))\n"
+        "    if CALLS.count('1') == 20:\n"
+        "        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        "        ctypes.CDLL(None).pause()\n"
+    )
+    text = run.script.read_text()
+    run.script.write_text(text.replace("def loss(model, samples):\n", hang))
+    coordinator = run.coordinator(2, *run.named)
+    good = run.torch_worker(0, *CPU, *run.named)
+    hung = run.torch_worker(1, *CPU, *run.named, HANGS="1")
+    lost = run.wait_event("lost", rank=1)
+    assert lost["reason"] == "its shard was not done within the step's deadline"
+    assert run.wait_event("redealt", rank=1)["to"] == [0]
+    assert coordinator.wait(PATIENCE) == 0, coordinator.text
+    assert good.wait(PATIENCE) == 0, good.text
+    assert hung.running
+    expected, _ = plain_losses(run.script, run.settings)
+    assert len(losses(run.output)) == len(expected)
+
+
+def test_a_script_that_hangs_ends_every_process_in_one_line(run: Scripted) -> None:
+    """In `loss` a worker, in `model` the coordinator's child and with it the coordinator."""
+    run.prepare(exchange__join_deadline=3.0)
+    text = run.script.read_text()
+    run.script.write_text(
+        text.replace("    return F.mse", "    while True: pass\n    return F.mse")
+    )
+    coordinator = run.coordinator(1, *run.named)
+    worker = run.torch_worker(0, *CPU, *run.named)
+    assert worker.wait(PATIENCE) == 3, worker.text
+    assert f"{run.script}:17: loss: has not returned for 3 s" in worker.text
+    assert "Traceback" not in worker.text
+    assert coordinator.wait(PATIENCE) == 3, coordinator.text
+    assert "rank 0 did not join within 3 s" in coordinator.text
+    run.script.write_text(text.replace("def model():", "def model():\n    while True: pass"))
+    process = run.coordinator(1, *run.named, listening=False)
+    assert process.wait(PATIENCE) == 3, process.text
+    assert f"{run.script}:7: model: has not returned for 3 s" in process.text
+    assert "Traceback" not in process.text
 
 
 def test_a_script_that_differs_between_hosts_is_refused_at_the_join(run: Scripted) -> None:

@@ -10,26 +10,27 @@ from tests.trainer.script_run import run_script, script_config
 from trainer.tracking.metrics import read_metrics
 
 FOLDER = Path("examples/own-model")
-LEAST = {"digits": ("accuracy", 0.95), "descriptions": ("found", 0.05), "reward": ("accuracy", 0.8)}
-"""Of each script a figure of its validation, several times that of chance or well above it."""
+LEAST = {"digits": ("accuracy", 0.95), "descriptions": ("found", 0.25), "reward": ("accuracy", 0.8)}
+"""Of each script a figure of its validation; by chance it is 0.1, 0.0625 (of groups of 16), 0.5."""
 
 
 @pytest.mark.parametrize("name", LEAST)
 def test_an_example_learns(name: str, tmp_path: Path) -> None:
-    if name == "descriptions" and not Path("/var/lib/dpkg/status").exists():
+    towers = name == "descriptions"
+    if towers and not Path("/var/lib/dpkg/status").exists():
         pytest.skip("no Debian packages here")
     path = FOLDER / f"{name}.py"
     assert len(path.read_text().splitlines()) <= 60
-    few = 2 if name == "descriptions" else 16
+    few = 2 if towers else 16
     settings = {
         "training__batch_size": few,
-        "training__epochs": 6,
+        "training__epochs": 20 if towers else 6,
         "training__micro_batch_size": few,
+        "optimizer__learning_rate": 1e-2 if towers else 5e-3,
+        "optimizer__max_grad_norm": 1.0,
     }
-    settings |= {"optimizer__learning_rate": 5e-3, "optimizer__max_grad_norm": 1.0}
     assert run_script(path, script_config(tmp_path / "out", **settings)) == 0
     records = read_metrics(tmp_path / "out/metrics.jsonl")
     figure, least = LEAST[name]
     found = [record for record in records if record["kind"] == "validation"][-1]
-    print(found)
-    assert found[figure] > least
+    assert (found.get("figures", {}) | found)[figure] > least

@@ -7,10 +7,11 @@ so the figures do not depend on the order in which workers report their parts.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+FIGURE_NAME = r"^[a-z][a-z0-9_]{0,31}$"
+"""Names of a script's own figures."""
 MOST_FIGURES = 16
 Confusion = Sequence[Sequence[int]]
 
@@ -45,21 +46,6 @@ def class_scores(confusion: Confusion) -> dict[str, float]:
 def mean_loss(loss_sum: float, weight: int) -> float | None:
     """Return the loss per sample or token; None if nothing was counted."""
     return loss_sum / weight if weight else None
-
-
-def check_figure_name(name: str) -> str:
-    """Return a script's name for a figure of a validation.
-
-    Raises:
-        ValueError: it is none, or that of another key of the validation's line.
-    """
-    taken = ("loss", "step", "kind", "time", "confusion")
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) or name in taken:
-        raise ValueError(
-            f"{name[:40]!r} is no name for a figure; take small letters, digits and _, and none of"
-            f" {', '.join(taken)}"
-        )
-    return name
 
 
 def sum_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -98,17 +98,24 @@ class MetricsLog:
             tracker.scalars(event.step, self._clock(), scalars)
 
     def validation(
-        self, step: int, confusion: list[list[int]] | None = None, **figures: float | None
+        self,
+        step: int,
+        confusion: list[list[int]] | None = None,
+        figures: Mapping[str, float] | None = None,
+        **scores: float | None,
     ) -> None:
         """Record a validation: `loss`, of a classifier `accuracy`, `mcc` and its matrix, of pairs
         `reward_chosen`, `reward_rejected`, `reward_margin` and `reward_accuracy`.
 
         Args:
             confusion: counts as `confusion[label][prediction]`.
+            figures: of a script, by its own names.
         """
-        table = {} if confusion is None else {"confusion": confusion}
-        self._write("validation", {"step": step, **figures, **table})
-        scalars = {f"validation/{k}": v for k, v in figures.items() if v is not None}
+        table = {"confusion": confusion, "figures": figures}
+        table = {name: part for name, part in table.items() if part}
+        self._write("validation", {"step": step, **scores, **table})
+        scalars = {**scores, **(figures or {})}
+        scalars = {f"validation/{k}": v for k, v in scalars.items() if v is not None}
         for tracker in self._trackers:
             tracker.scalars(step, self._clock(), scalars)
 

@@ -317,7 +317,7 @@ def figures(validation: Mapping[str, Any]) -> list[str]:
     if validation.get("reward_margin") is not None:
         parts.append(f"reward margin {validation['reward_margin']:.3f}")
         parts.append(f"pairs in order {validation['reward_accuracy']:.1%}")
-    return parts
+    return parts + [f"{name} {value:.4g}" for name, value in validation.get("figures", {}).items()]
 
 
 def _validation(validation: Mapping[str, Any]) -> str:

@@ -314,6 +314,7 @@ class RunRecorder:
             "mcc": details.get("mcc"),
             "reward_margin": details.get("reward_margin"),
             "reward_accuracy": details.get("reward_accuracy"),
+            "figures": details.get("figures", {}),
         }
 
     def _on_event(self, kind: Any, details: dict[str, Any]) -> None:

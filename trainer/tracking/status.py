@@ -55,7 +55,7 @@ class CheckpointStatus(TypedDict):
 
 
 class ValidationStatus(TypedDict):
-    """The last validation; accuracy and MCC of a classifier, rewards of pairs."""
+    """The last validation: of a classifier, of pairs, or with a script's own figures."""
 
     step: int
     loss: float
@@ -63,6 +63,7 @@ class ValidationStatus(TypedDict):
     mcc: float | None
     reward_margin: float | None
     reward_accuracy: float | None
+    figures: dict[str, float]
 
 
 class Status(TypedDict):

@@ -91,13 +91,15 @@ class Facts:
         if self._score and self._score.get("loss") is not None:
             loss, at = self._score["loss"], f"step {self._score['step']:,}"
             found.append(("validation loss", f"{loss:.4f} at {at}"))
-            pairs = self._settings.get("task") == "dpo"
-            if not self._is_classifier and not pairs and loss < 100:
+            other = self._settings.get("task") in ("dpo", "script")
+            if not self._is_classifier and not other and loss < 100:
                 found.append(("perplexity", f"{math.exp(loss):.4g}"))
             titles = {"accuracy": "accuracy", "mcc": "MCC", "reward_margin": "reward margin"}
             for name, title in {**titles, "reward_accuracy": "pairs in order"}.items():
                 if self._score.get(name) is not None:
                     found.append((title, f"{self._score[name]:.4f}"))
+            own: Mapping[str, float] = self._score.get("figures") or {}
+            found += [(name, f"{value:.4g}") for name, value in own.items()]
         if self._steps:
             samples, missing, repeated, tokens, _ = self._steps[-1]["so_far"]
             exact = f"{missing:,} missing, {repeated:,} repeated"

@@ -26,6 +26,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from launcher.hosts import ssh
 from launcher.runs.processes.log_pages import LogPage, line_pages
 from launcher.runs.records.run import Run
+from launcher.runs.records.self_reports import OwnFigures
 from trainer.config.run import MOST_CLASSES
 from trainer.system.untrusted_data import LARGEST_FLOAT, drop_odd_values, parse_json
 
@@ -55,8 +56,6 @@ _ByRank = Annotated[
 
 
 # Dataclasses with slots: a model of pydantic takes half as long again, of a million lines.
-
-
 @dataclass(slots=True, kw_only=True)
 class _Line:
     __pydantic_config__ = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
@@ -98,6 +97,7 @@ class _ValidationLine(_Line):
     reward_rejected: _Figure | None = None
     reward_margin: _Figure | None = None
     reward_accuracy: _Figure | None = None
+    figures: OwnFigures | None = None
     confusion: _Confusion | None = None
 
 

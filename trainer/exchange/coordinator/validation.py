@@ -60,7 +60,9 @@ class Validation:
         if self._compares:
             scores |= task.compute_rewards()
         if self._measures:
-            scores |= task.compute_figures()
+            scores["figures"] = task.compute_figures()
+            if "accuracy" in scores["figures"]:  # decides which checkpoint is the best
+                scores["accuracy"] = scores["figures"].pop("accuracy")
         self._last = (task.step, scores)
         self._early.record_validation(task.step, scores["loss"])
         return scores

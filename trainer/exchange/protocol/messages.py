@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from trainer.data.metrics import MOST_FIGURES, check_figure_name
+from trainer.data.metrics import FIGURE_NAME, MOST_FIGURES
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import ProtocolError
@@ -27,7 +27,7 @@ Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
 
 Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
-Named = tuple[Annotated[str, AfterValidator(check_figure_name)], Figure]
+Named = tuple[Annotated[str, Field(pattern=FIGURE_NAME)], Figure]
 
 
 def _check_line(text: str) -> str:

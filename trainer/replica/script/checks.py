@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.data.metrics import MOST_FIGURES, check_figure_name
+from trainer.data.metrics import FIGURE_NAME, MOST_FIGURES
 from trainer.replica.script.opened import ScriptFaultError
 
 _TOLERANCE = 1e-3
@@ -56,13 +57,14 @@ def check_sum(
 def check_figures(found: Any) -> dict[str, float]:
     """Return what `metrics` returned, if it is a short mapping of names to finite numbers."""
     try:
-        figures = {check_figure_name(str(name)): float(value) for name, value in found.items()}
-    except (AttributeError, TypeError):
+        figures = {str(name): float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError):
         figures = {"": math.nan}
-    if len(figures) > MOST_FIGURES or not all(map(math.isfinite, figures.values())):
+    good = (re.match(FIGURE_NAME, k) and math.isfinite(v) for k, v in figures.items())
+    if len(figures) > MOST_FIGURES or not all(good):
         raise ScriptFaultError(
-            f"must return at most {MOST_FIGURES} names with finite numbers, sums over the samples;"
-            f" it returned {_describe(found)}"
+            f"must return at most {MOST_FIGURES} names (small letters, digits and _) with finite"
+            f" numbers, sums over the samples; it returned {_describe(found)}"
         )
     return figures
 

@@ -150,7 +150,7 @@ class OpenedScript:
             if not count and split == "train":
                 raise ScriptFaultError(f"{split!r} is empty")
             for index in sorted({step * count // _DIGESTED for step in range(_DIGESTED) if count}):
-                _update_digest(hasher, [split, count, values[index]])
+                update_digest(hasher, [split, count, values[index]])
             return values
 
 
@@ -164,7 +164,7 @@ def _split_tensors(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], str]:
     frozen = blake3()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            _update_digest(frozen, [name, parameter.data])
+            update_digest(frozen, [name, parameter.data])
         elif parameter.dtype != torch.float32 or not parameter.numel():
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ScriptFaultError(
@@ -176,11 +176,11 @@ def _split_tensors(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], str]:
     if not trained:
         raise ScriptFaultError("has no parameter that requires a gradient")
     for name, buffer in model.named_buffers():
-        _update_digest(frozen, [name, buffer])
+        update_digest(frozen, [name, buffer])
     return trained, frozen.hexdigest()
 
 
-def _update_digest(hasher: blake3, value: Any) -> None:
+def update_digest(hasher: blake3, value: Any) -> None:
     """Hash a value by its content, framed by its kind; objects of other kinds as copies see them.
 
     Nothing is pickled: what an object would be copied from is hashed.
@@ -196,21 +196,21 @@ def _update_digest(hasher: blake3, value: Any) -> None:
         case bytes():
             hasher.update(len(value).to_bytes(8, "little") + value)
         case None | str() | int() | float() | complex() | np.generic():
-            _update_digest(hasher, repr(value).encode())
+            update_digest(hasher, repr(value).encode())
         case list() | tuple():
             hasher.update(len(value).to_bytes(8, "little"))
             for part in value:
-                _update_digest(hasher, part)
+                update_digest(hasher, part)
         case Mapping():
-            _update_digest(hasher, list(value.items()))
+            update_digest(hasher, list(value.items()))
         case set() | frozenset():
-            _update_digest(hasher, sorted(map(repr, value)))
-        case _ if hasattr(value, "__qualname__"):  # a class or a function
-            _update_digest(hasher, value.__qualname__)
+            update_digest(hasher, sorted(map(repr, value)))
+        case _ if callable(value) and hasattr(value, "__qualname__"):  # a class or a function
+            update_digest(hasher, value.__qualname__)
         case _:
             parts = value.__reduce_ex__(4)
             parts = [list(part) if isinstance(part, Iterator) else part for part in parts]
-            _update_digest(hasher, parts)
+            update_digest(hasher, parts)
 
 
 if __name__ == "__main__":  # the child of `run_for_start`

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from blake3 import blake3
 from safetensors.numpy import load_file
 
 from tests.trainer.script_run import (
@@ -23,6 +29,7 @@ from tests.waiting import PATIENCE
 from trainer.checkpoint.reader import find_checkpoint
 from trainer.config.script import read_script
 from trainer.replica.script.checks import read_random_state
+from trainer.replica.script.opened import update_digest
 from trainer.replica.script.start import run_for_start
 from trainer.run.inputs import read_script_inputs
 from trainer.system.errors import InputError, RefusedError
@@ -55,7 +62,7 @@ def test_the_curve_is_that_of_a_plain_loop(script: Path, tmp_path: Path) -> None
     x, y = (torch.stack(part) for part in zip(*data, strict=True))
     with torch.no_grad():
         away = (model(x)[:, 0] - y).abs().mean()
-    assert validations[-1]["absolute"] == pytest.approx(float(away), rel=1e-5)
+    assert validations[-1]["figures"]["absolute"] == pytest.approx(float(away), rel=1e-5)
     assert "load_state_dict" in (tmp_path / "out/model/README.md").read_text()
 
 
@@ -130,6 +137,60 @@ def test_a_script_that_is_wrong_is_one_line(
     assert str(raised.value).startswith(str(path))
 
 
+class Slotted:
+    """An object whose content no `__dict__` has."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: object) -> None:
+        self.x = x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Slotted,
+        lambda x: {"a": [x]},
+        lambda x: {x},
+        lambda x: datetime(2000, 1, int(x), tzinfo=UTC),
+        lambda x: np.array([x, None]),
+        lambda x: torch.tensor(x),
+        lambda x: Path(str(x)),
+        lambda x: Counter(a=x),
+        lambda x: (int, float)[x - 1],
+    ],
+)
+def test_a_digest_has_the_content_of_every_kind_of_sample(make: Callable[[int], object]) -> None:
+    def digest(value: object) -> str:
+        hasher = blake3()
+        update_digest(hasher, value)
+        return hasher.hexdigest()
+
+    assert digest(make(1)) == digest(make(1))
+    assert digest(make(1)) != digest(make(2))
+
+
+def test_a_sample_that_hosts_cannot_compare_is_refused(tmp_path: Path) -> None:
+    path = write_script(tmp_path / "train.py", ("row.sin().sum())", "iter(x for x in row))"))
+    with pytest.raises(InputError, match=r"dataset: TypeError: cannot pickle 'generator' object"):
+        run_script(path, script_config(tmp_path / "out"))
+
+
+def test_frozen_parameters_are_those_that_the_script_makes(script: Path, tmp_path: Path) -> None:
+    """The lines of docs/own-model.md: the loaded model has the loss of the last validation."""
+    config = script_config(tmp_path / "out", training__seed=7)
+    assert run_script(script, config) == 0
+    made = runpy.run_path(str(script))
+    torch.manual_seed(7)
+    model = made["model"]()
+    saved = safetensors.torch.load_file(tmp_path / "out/checkpoints/latest/model.safetensors")
+    assert model.load_state_dict(saved, strict=False).missing_keys == ["0.weight", "0.bias"]
+    with torch.no_grad():
+        total, count = made["loss"](model, made["dataset"]("validation"))
+    (last,) = (r for r in read_metrics(tmp_path / "out/metrics.jsonl") if r["kind"] == "validation")
+    assert last["loss"] == pytest.approx(float(total) / count, rel=1e-5)
+
+
 def test_one_more_number_of_numpy_is_noticed() -> None:
     """It moves the generator's position; its block of numbers changes at each 624th alone."""
     device = torch.device("cpu")
@@ -157,10 +218,10 @@ def test_what_a_script_raises_in_mid_run_is_the_end_of_the_run(tmp_path: Path) -
     assert "train.py:17: loss: IndexError" in status["reason"]
 
 
-@pytest.mark.parametrize("name", ["loss", "two words", "step", "X"])
-def test_a_name_of_a_metric_that_would_hide_another_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["two words", "X", "é", "a" * 33])
+def test_a_metric_has_a_short_plain_name(tmp_path: Path, name: str) -> None:
     path = write_script(tmp_path / "train.py", ('"absolute"', repr(name)))
-    with pytest.raises(InputError, match="is no name for a figure"):
+    with pytest.raises(InputError, match="names \\(small letters, digits and _\\)"):
         run_script(path, script_config(tmp_path / "out"))
 
 
