@@ -1,6 +1,8 @@
 // Curves over the steps, by uPlot; all of a page share one cursor: the chosen step.
 import { css, el } from "./dom.js";
 
+const WHOLE = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((part) => part * 10 ** power)).flat(); // no step is half done
+
 /** Curves of one quantity each; `choose` is called with the step under the pointer. */
 export class Charts {
   #made = [];
@@ -108,7 +110,7 @@ export class Charts {
       padding: [8, 20, 0, 0], // half of the last step's number
       cursor: { y: false, drag: { x: true, y: false }, points: { size: (_, at) => (series[at - 1].faint ? 0 : 7) } },
       scales: { x: { time: false }, y: { range: (_, low, high) => scale(low, high, least) } },
-      axes: [{ ...axes, size: 24, space: 60, values: this.xAxis && ((_, all) => all.map(this.xAxis)) }, { ...axes, size: axisSize, space: 34, values: axis && ((_, all) => all.map(axis)) }],
+      axes: [{ ...axes, size: 24, space: 60, incrs: this.xAxis ? undefined : WHOLE, values: this.xAxis && ((_, all) => all.map(this.xAxis)) }, { ...axes, size: axisSize, space: 34, values: axis && ((_, all) => all.map(axis)) }],
       series: [{}, ...series.map(({ colour, points, faint, gaps, dash }) => ({
         stroke: faint ? `${css(colour)}55` : css(colour), width: stacked ? 1 : faint ? 1 : 1.75, dash,
         fill: stacked ? `${css(colour)}b0` : undefined,
