@@ -44,6 +44,17 @@ def test_a_plan_above_the_device_is_refused_in_one_line(
     with pytest.raises(InputError, match=r"cuda:0: the run needs .* GiB .* are free") as caught:
         check_fits(plan, plan.least, "cuda:0")
     assert "\n" not in str(caught.value)
+    assert "model.quantization nf4" in str(caught.value)
+
+
+def test_what_is_in_nf4_is_not_advised_to_be(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder, model__quantization="nf4")
+    plan = plan_of(folder, config)
+    with pytest.raises(InputError, match=r"use a smaller data\.max_seq_len, or training\.grad"):
+        check_fits(plan, plan.least, "cuda:0", nf4=True)
 
 
 def test_micro_batches_stay_within_the_device(

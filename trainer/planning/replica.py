@@ -287,8 +287,11 @@ def fits(plan: MemoryPlan, available: int, tokens: int) -> bool:
     return plan.fixed + tokens * plan.per_token <= available * USABLE
 
 
-def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
+def check_fits(plan: MemoryPlan, available: int, device: str, *, nf4: bool = False) -> None:
     """Refuse a plan that exceeds a device's memory.
+
+    Args:
+        nf4: the base is in NF4 already.
 
     Raises:
         InputError: names the needed and the available memory.
@@ -299,7 +302,7 @@ def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
         smaller = "a smaller data.max_seq_len"
         if not plan.frozen:
             smaller = f"method lora, model.quantization nf4 or {smaller}"
-        elif plan.resident is None:
+        elif plan.resident is None and not nf4:
             smaller = f"model.quantization nf4 or {smaller}"
         elif plan.resident:
             smaller = f"model.resident 0 or {smaller}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.capabilities import explain_refusal
@@ -68,7 +68,14 @@ class RunMemory:
         architecture = None if reason else read_architecture(folder)
         return cls(read_shape(folder), architecture, reason, read_headers(folder), layout, config)
 
-    def needed_bytes(self, backend: Backend, tokens: int = 0, *, coordinates: bool = False) -> int:
+    def needed_bytes(
+        self,
+        backend: Backend,
+        tokens: int = 0,
+        *,
+        coordinates: bool = False,
+        resident: int | None = None,
+    ) -> int:
         """Return the bytes that a worker needs for micro-batches of `tokens`.
 
         One sample is the least. Activations are recomputed, as workers do where memory is short,
@@ -76,6 +83,7 @@ class RunMemory:
 
         Args:
             coordinates: its process is the run's coordinator too.
+            resident: layers that a CPU worker keeps; None: as `model.resident` says, `auto` all.
         """
         recompute = self.config.training.recompute is not False
         if backend == "wgpu" and self.architecture is not None:
@@ -92,15 +100,26 @@ class RunMemory:
             accelerator=BACKENDS[backend].is_gpu,
             recompute=recompute,
             coordinates=coordinates,
+            resident=resident,
         )
         return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
 
     @property
-    def streamed(self) -> RunMemory:
-        """The same run whose CPU workers read all layers at each use, if `auto` lets them."""
-        if self.architecture is None or not can_stream(self.config):
-            return self
-        return replace(self, config=self.config.with_settings({"model.resident": 0}))
+    def can_stream(self) -> bool:
+        """Whether its CPU workers may read layers at each use, by `model.resident: auto`."""
+        return self.architecture is not None and can_stream(self.config)
+
+    def count_residents(self, room: int) -> int | None:
+        """Return how many layers a CPU worker keeps in so many bytes, if it does not keep all.
+
+        None: it does not fit, whatever it keeps.
+        """
+        fitting = (
+            resident
+            for resident in range(self.model.layers - 1, -1, -1)
+            if self.needed_bytes("cpu", resident=resident) <= room
+        )
+        return next(fitting, None) if self.can_stream else None
 
     def fits(self, room: Room, *, busy: bool = False) -> bool:
         """Return whether a worker fits a room; `busy`: so that an accelerator is kept busy."""

@@ -397,9 +397,10 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
             )
         if BACKENDS[backend].is_gpu and size is not None and not memory.fits(Room(size, backend)):
             return _too_little(
-                f"{worker.name} on {worker.device}", memory.needed_bytes(backend), size
+                f"{worker.name} on {worker.device}", memory.needed_bytes(backend), size, config
             )
-    main = memory.needed_bytes("cpu") * on_cpu
+    each = memory.needed_bytes("cpu")
+    main = each * on_cpu
     who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
     if plan.leader.host in hosts:
         ring = plan.leader.role == "worker"
@@ -410,18 +411,32 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
         )
         leader = "what rank 0 saves" if ring else "the coordinator"
         who = f"{who} and {leader}" if on_cpu else leader
-    available = available_memory()
-    if available is not None and main > Room(available, "cpu").usable:
-        main += (memory.streamed.needed_bytes("cpu") - memory.needed_bytes("cpu")) * on_cpu
-        if main > Room(available, "cpu").usable:
-            return _too_little(who, main, available)
+    available, streamed = available_memory(), ""
+    if available is not None and main > (usable := Room(available, "cpu").usable):
+        others = main - each * on_cpu
+        resident = memory.count_residents((usable - others) // on_cpu) if on_cpu else None
+        if on_cpu and memory.can_stream:
+            main = others + memory.needed_bytes("cpu", resident=resident or 0) * on_cpu
+        if resident is None:
+            return _too_little(who, main, available, config, on_cpu=on_cpu)
+        layers = memory.model.layers
+        streamed = f": {resident} of {layers} layers resident in each CPU worker, the rest streamed"
     free = "" if available is None else f" of {available / _GIB:.1f}"
-    return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned")
+    return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned{streamed}")
 
 
-def _too_little(who: str, needed: int, available: int) -> Finding:
+def _too_little(
+    who: str, needed: int, available: int, config: RunConfig, *, on_cpu: int = 0
+) -> Finding:
+    ways = ["lower --expect-workers or data.max_seq_len"]
+    if config.method == "full":
+        ways.append("use method lora")
+    elif on_cpu and config.model.resident not in ("auto", 0):
+        ways.append("set model.resident auto")
+    elif config.model.quantization != "nf4":
+        ways.append("set model.quantization nf4")
     return Finding(
         "fail",
         f"{who} need {needed / _GIB:.1f} GiB, {available / _GIB:.1f} GiB are free",
-        "lower --expect-workers or data.max_seq_len, or use method lora or quantization nf4",
+        ", or ".join(ways),
     )

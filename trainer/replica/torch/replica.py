@@ -140,7 +140,7 @@ class TorchReplica:
         self._plan = plan_residents(
             model_dir, config, device, lambda some: plan(recompute=recompute, resident=some), free
         )
-        check_fits(self._plan, free, device)
+        check_fits(self._plan, free, device, nf4=config.model.quantization == "nf4")
         most = self._plan.fixed + most_tokens(config) * self._plan.per_token
         spare_memory(self._device, most, free, streams=self._plan.resident is not None)
         model = load_model(model_dir, config, self._device, resident=self._plan.resident)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -213,6 +214,19 @@ def test_workers_that_read_layers_at_each_use_need_no_room_for_all(
         monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda free=free: free)
         finding = check_memory(place_run([cpu], config, None, SETTING), config, ["localhost"])
         assert finding.status == status, finding.detail
+        if status == "ok":
+            found = re.search(r": (\d+) of 40 layers resident in each CPU worker", finding.detail)
+            assert found is not None
+            assert 0 <= int(found[1]) < 40
+        else:
+            assert finding.remedy == (
+                "lower --expect-workers or data.max_seq_len, or set model.resident auto"
+            )
+    # Two layers and one sample are the least, and what then remains is said.
+    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 20)
+    finding = check_memory(place_run([cpu], config, None, SETTING), config, ["localhost"])
+    assert finding.status == "fail"
+    assert "model.resident" not in finding.remedy
 
 
 def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
