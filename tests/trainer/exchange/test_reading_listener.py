@@ -20,7 +20,11 @@ from trainer.exchange.protocol.messages import Heartbeat, JoinRefused, Leave, Me
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, MessageType, run_tag
 from trainer.exchange.transport import reading_listener, tls
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.listener import BoundAddress, bind_address
+from trainer.exchange.transport.listener import (
+    MAX_PENDING_PER_ADDRESS,
+    BoundAddress,
+    bind_address,
+)
 from trainer.exchange.transport.reading_listener import ReadingListener
 from trainer.exchange.transport.reading_reporter import ReadingReporter
 from trainer.system.errors import InputError
@@ -175,6 +179,17 @@ def test_a_certificate_that_is_not_valid_yet_may_come_again(reads: Reads, leafs:
         refused = peer.receive()
         assert isinstance(refused, JoinRefused)
         assert refused.retry
+
+
+def test_more_certified_workers_wait_than_unauthenticated_ones_may(
+    reads: Reads, leafs: Path
+) -> None:
+    bound = reads(leafs / "coordinator")
+    with ExitStack() as stack:
+        for _ in range(MAX_PENDING_PER_ADDRESS + 1):
+            peer = stack.enter_context(Peer(bound, leafs / "worker"))
+            peer.send(JOIN)
+            assert isinstance(peer.receive(), Heartbeat)
 
 
 def test_the_address_is_kept_from_the_reading_to_the_server() -> None:
