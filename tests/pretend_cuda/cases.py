@@ -5,6 +5,7 @@ A case yields after each step a function that returns what the step computed.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from itertools import count, islice
@@ -19,7 +20,10 @@ from tests.pretend_cuda.card import Stream, inserted
 from tests.pretend_cuda.real_card import attached
 from tests.trainer.replica.driving import drawn_weights, gradient, relative, taught
 from tests.trainer.replica.torch.parallel.one_process import run_config, samples
+from tests.trainer.script_run import script_config, write_script
+from tests.waiting import PATIENCE
 from trainer.config.run import RunConfig
+from trainer.config.script import read_script
 from trainer.data.tokens import Encoded
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.optimizer import StudentOptimizer
@@ -29,6 +33,8 @@ from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.replica.sampling import Sampling
+from trainer.replica.script.opened import OpenedScript
+from trainer.replica.script.replica import ScriptReplica
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, Targets
 from trainer.replica.torch.decoder import Backbone
@@ -117,6 +123,38 @@ def scores(folder: Path, settings: Settings, device: str) -> Steps:
         _occupy(device)
         result = made.evaluate(batch)
         yield lambda found=result: [found.loss_sum, found.confusion or 1.0]
+
+
+def script(_: Path, settings: Settings, device: str) -> Steps:
+    """Run a script's steps and validations; `collate` has tensors in a dictionary and a tuple."""
+    # A pretended tensor cannot become the data of a parameter of the host.
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    with tempfile.TemporaryDirectory() as kept:
+        path = write_script(Path(kept) / "train.py", *_COLLATED)
+        config = script_config(Path(kept) / "out", **settings)
+        opened = OpenedScript(read_script(path), 0, PATIENCE)
+        weights = opened.read_weights()
+        made = ScriptReplica(opened, config, device, threads=1)
+        for seed in count():
+            made.write_trainable(weights)
+            _occupy(device)
+            indices: Any = range(seed, seed + SAMPLES)
+            flat, result, order = gradient(made, indices)
+            assert [*order] == [*made.layout.send_order]
+            score = made.evaluate(indices[:4])
+            figures = (score.loss_sum, *score.figures.values())
+            yield lambda found=(flat, result.loss_sum, *figures): [*found]
+
+
+_STACKED = "    x, y = (torch.stack(part) for part in zip(*samples))\n"
+_COLLATED = (
+    (_STACKED, "    x, (y, _) = samples['x'], samples['more']\n"),
+    ("len(samples)", "len(y)"),
+    (
+        "def loss",
+        f"def collate(samples):\n{_STACKED}    return {{'x': x, 'more': (y, len(y))}}\n\ndef loss",
+    ),
+)
 
 
 def student(folder: Path, settings: Settings, device: str) -> Steps:

@@ -42,6 +42,13 @@ TAUGHT = FP32 | FULL | {"distillation.alpha": 0.7}
 
 WORKER = {"TorchReplica._make_results": 1, "_PinnedCopies.wait": 1}
 """For the loss, and for the last block of the gradient, which no more work hides."""
+SCRIPT = {
+    "ScriptReplica.forward_backward": 1,
+    "_PinnedCopies.wait": 1,
+    "ScriptReplica.evaluate": 2,
+    "check_figures": 2,
+}
+"""As a worker; and for the loss and the figure of each of a validation's two micro-batches."""
 STUDENT = {"TorchReplica._make_results": 1, "StudentOptimizer.apply": 1}
 """For the loss, and for the gradient's norm, which may end the run."""
 RANK = {
@@ -65,6 +72,7 @@ CASES: dict[str, tuple[str, Mapping[str, Any], Mapping[str, int]]] = {
     "recomputed": ("worker", FP32 | {"training.gradient_checkpointing": "on"}, WORKER),
     "bf16": ("worker", BF16, WORKER),
     "fp16": ("worker", FP16, WORKER | SCALE),
+    "script": ("script", {"training__precision": "fp32"}, SCRIPT),
     "scores": ("scores", FP32, {"TorchReplica._score_batch": 1}),
     "scores-classifier": ("scores", FP32 | CLASSIFY, {"TorchReplica._score_batch": 2}),
     "scores-dpo": ("scores", FP32 | DPO, {"TorchReplica._score_batch": 2}),

@@ -117,8 +117,8 @@ class ExchangeConfig(RoundSettings):
     step_deadline: float = Field(default=5.0, gt=0, le=1e9)
     """Least time limit of a step in seconds; the limit is max(3 x p95, this)."""
     join_deadline: float = Field(default=120.0, gt=0, le=1e9)
-    """Seconds without progress to wait for workers, a lost coordinator, or a joiner that catches
-    up."""
+    """Seconds without progress to wait for workers, a lost coordinator, a joiner that catches up,
+    or a function of a script."""
     alarm_factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
     """How many times the largest of the last norms a contribution's may be; above, it is an
     outlier."""

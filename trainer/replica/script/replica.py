@@ -74,7 +74,7 @@ class ScriptReplica:
             self._weights = share_weights(self._model, self.layout, self._weights, flat)
             return
         with torch.no_grad():
-            self._weights.copy_(torch.tensor(flat))
+            self._weights.copy_(torch.tensor(flat), non_blocking=True)
 
     def forward_backward(
         self, batch: Sequence[Any], on_block: OnBlock, alpha: float | None = None
@@ -208,9 +208,11 @@ def script_openers(opened: OpenedScript) -> dict[RequestedBackend, Opener]:
 
 def _move_tensors(value: Any, device: torch.device) -> Any:
     """Return a batch with its tensors, and what else has a `to`, on a device."""
-    if hasattr(value, "to"):
-        return value.to(device)
     match value:
+        case Tensor():
+            return value.to(device, non_blocking=True)
+        case _ if hasattr(value, "to"):  # such as transformers' BatchEncoding
+            return value.to(device)
         case list():
             return [_move_tensors(part, device) for part in value]
         case tuple():
