@@ -55,7 +55,10 @@ def load_generator(
     if threads is not None:
         torch.set_num_threads(threads)
     place = torch.device(device)
-    model = load_model(model_dir, config, place)
+    resident = config.model.resident
+    if isinstance(resident, str) or place.type != "cpu":
+        resident = None
+    model = load_model(model_dir, config, place, resident=resident)
     flatten_parameters(model, layout, place, weights)
     return generator_of(model, model_dir, config, place, batch=batch)
 

@@ -15,8 +15,11 @@ import torch
 from tests.covering import covering
 from tests.trainer.replica.driving import gradient, taught
 from tests.trainer.replica.kept_tensors import kept_bytes
+from trainer.model.layout import build_layout
+from trainer.replica.sampling import Sampling
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch import residence
+from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.residence import streamed_layers
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding, StreamedLinear
 from trainer.system.errors import InputError
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.trainer.tiny import Tiny
+    from trainer.replica.torch.generator import TorchGenerator
     from trainer.replica.torch.replica import TorchReplica
 
 LAYERS = 4
@@ -61,7 +65,7 @@ CASES = [
 WAYS = covering((*case, recompute) for case in CASES for recompute in (True, False))
 
 
-def feed_of(replica: TorchReplica) -> Any:
+def feed_of(replica: TorchReplica | TorchGenerator) -> Any:
     model: Any = replica._model
     found = {part._stream for part in model.modules() if isinstance(part, StreamedLinear)}
     (stream,) = found
@@ -106,10 +110,16 @@ def test_answers_are_those_of_the_resident_model(tiny: Tiny, quantization: str) 
     prompts = [[5, 6, 7], [8]]
     settings: dict[str, Any] = {"task": "causal-lm", "lora__lora_rank": 4}
     settings["model__quantization"] = quantization
-    resident, _ = tiny.start(folder, **settings)
+    resident, weights = tiny.start(folder, **settings)
     streamed, _ = tiny.start(folder, **settings, model__resident=0)
     found = [each.answer(prompts, 6, frozenset()) for each in (resident, streamed)]
     assert found[0] == found[1]
+    # As `trainer generate` and `chat` open what was trained.
+    config = tiny.config(folder, **settings, model__resident=0)
+    made = load_generator(folder, config, build_layout(folder, config), weights, threads=1)
+    answers = made.generate(prompts, max_new_tokens=6, sampling=Sampling(), stop=frozenset())
+    assert answers == found[0]
+    assert feed_of(made).reads
 
 
 def test_no_layer_is_read_twice_in_one_direction(tiny: Tiny) -> None:
