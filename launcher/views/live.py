@@ -14,7 +14,7 @@ from launcher.runs.status import RunView
 from launcher.views.processes import processes_table
 from launcher.views.tables import COLOURS
 from launcher.views.telemetry import TelemetrySnapshot
-from trainer.tracking.picture import duration, figure, progress_picture
+from trainer.tracking.picture import format_duration, format_figure, progress_picture
 
 _LATE = 5.0
 _KEPT = 5
@@ -58,7 +58,7 @@ def _panel_title(snapshot: TelemetrySnapshot) -> Text:
         (view.run.run_id, "bold"), "  ", (view.outcome, COLOURS.get(view.state, ""))
     )
     if view.run.started:
-        title.append(f"  {duration(time.time() - view.run.started)}", "dim")
+        title.append(f"  {format_duration(time.time() - view.run.started)}", "dim")
     if view.reason and view.state not in ("failed", "completed"):
         title.append(f"  {view.reason}", "yellow")
     if snapshot.age > _LATE:
@@ -99,8 +99,8 @@ def _list_facts(view: RunView) -> Iterator[tuple[str, str]]:
     training: Mapping[str, Any] = view.training or {}
     if validation := training.get("validation"):
         scores = (
-            figure("loss", validation.get("loss"), ".4f"),
-            figure("accuracy", validation.get("accuracy"), ".3f"),
+            format_figure("loss", validation.get("loss"), ".4f"),
+            format_figure("accuracy", validation.get("accuracy"), ".3f"),
         )
         said = ", ".join(filter(None, scores))
         yield "validation", f"validation at step {validation.get('step')}: {said}"

@@ -13,7 +13,7 @@ from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import RunView, shards_written
 from launcher.views.tables import COLOURS, Column, make_table
-from trainer.tracking.picture import figure, share_text
+from trainer.tracking.picture import format_figure, share_text
 
 _WARM = 70.0
 _HOT = 85.0
@@ -66,7 +66,7 @@ def processes_table(view: RunView, width: int | None, gauges: Gauges | None = No
                 _process_state(state, member),
                 shards_written(member) or share_text(mine, samples),
                 Text(_draw_bar(mine / samples), "cyan") if gauges is not None and samples else "",
-                figure("", member.get("tokens_per_second"), ",.0f") or "-",
+                format_figure("", member.get("tokens_per_second"), ",.0f") or "-",
                 _format_memory(gauge),
                 _format_temperature(gauge),
                 "" if gauge.load is None else f"{gauge.load} %",

@@ -25,7 +25,7 @@ from launcher.runs.status import RunView
 from launcher.terminal import note, sanitize_text
 from launcher.views.tables import COLOURS, Column, make_table
 from trainer.system.commandline.wrapping import wrap_card, wrap_line
-from trainer.tracking.picture import describe_exchange, figure, loss_text
+from trainer.tracking.picture import describe_exchange, format_figure, loss_text
 
 _BESIDE_ID = 31
 """Columns that the other columns of `launch runs` need at least."""
@@ -301,11 +301,11 @@ def format_progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
     parts = (
         done if steps and training.get("total_steps") else "",
         loss_text(training),
-        figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
+        format_figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
         *describe_exchange(training),
-        figure("validation accuracy", validation.get("accuracy"), ".3f"),
-        figure("reward margin", validation.get("reward_margin"), ".3f"),
-        figure("pairs in order", validation.get("reward_accuracy"), ".1%"),
+        format_figure("validation accuracy", validation.get("accuracy"), ".3f"),
+        format_figure("reward margin", validation.get("reward_margin"), ".3f"),
+        format_figure("pairs in order", validation.get("reward_accuracy"), ".1%"),
         *(f"{name} {value:.4g}" for name, value in own.items()),
         f"invalid in its report: {invalid}" if invalid else "",
     )

@@ -59,9 +59,13 @@ class Results:
         for task, outcome in record["tasks"].items():
             figures = outcome.get("figures", {})
             scalars = {f"evaluation/{task}/{name}": value for name, value in figures.items()}
-            self._board.scalars(step, now, {k: v for k, v in scalars.items() if v is not None})
+            self._board.record_scalars(
+                step, now, {k: v for k, v in scalars.items() if v is not None}
+            )
             if "samples" in outcome:
-                self._board.text(step, now, f"evaluation/{task}", json_text(outcome["samples"], 2))
+                self._board.record_text(
+                    step, now, f"evaluation/{task}", json_text(outcome["samples"], 2)
+                )
         return True
 
     def point_to_best(self, store: Path, rated_by: str) -> None:

@@ -23,8 +23,8 @@ from trainer.data.shapes import KeyCounts
 from trainer.system.errors import StorageError, TrainerError
 from trainer.system.process.child import SAVING_VARIABLE
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
-from trainer.tracking.picture import duration, loss_text
-from trainer.tracking.progress import figures
+from trainer.tracking.picture import format_duration, loss_text
+from trainer.tracking.progress import format_figures
 
 Record = Mapping[str, Any]
 _ENDS = ("finished", "stopped")
@@ -44,16 +44,16 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
         records = read_metrics(output / METRICS_FILE, abandoned=True)
     except OSError:
         records = []
-    lines = _took(records)
-    if lost := losses(records):
+    lines = _describe_duration(records)
+    if lost := describe_losses(records):
         lines.append(f"lost and recovered: {', '.join(lost)}")
     if stopped:
-        lines += ["stopped early; to continue:", f"  {_again(run_id)}"]
+        lines += ["stopped early; to continue:", f"  {_resume_command(run_id)}"]
     store = output / FOLDER
     for pointer in ("best", "latest"):
         found = linked_checkpoint(store, pointer)
         if found is not None:
-            scores = _scores(records, found)
+            scores = _describe_scores(records, found)
             kind = "adapter" if config.method == "lora" else "model"
             if config.class_names is not None:
                 lines.insert(0, f"classes: {shorten_text(', '.join(config.class_names))}")
@@ -62,7 +62,7 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
                 lines.append(
                     f"to publish: {ready} (with {tokenizer}model card, without optimizer state)"
                 )
-            more = [] if config.task == SCRIPT else ["next:", *_next(config)]
+            more = [] if config.task == SCRIPT else ["next:", *_next_commands(config)]
             return [f"{kind}: {store / pointer} ({scores})", *lines, *more]
     return lines
 
@@ -72,26 +72,28 @@ def shorten_text(text: str, limit: int = 100) -> str:
     return text if len(text) <= limit else f"{text[: limit - 4]} ..."
 
 
-def losses(records: Sequence[Record]) -> list[str]:
+def describe_losses(records: Sequence[Record]) -> list[str]:
     """Return what was lost in a run and how it was recovered, from all lines of its metrics."""
     events = [record for record in records if record.get("kind") == "event"]
     found: list[str] = []
     lost = Counter(_iter_losses(events))
     back = Counter(e.get("rank") for e in events if e.get("event") == "rejoined")
     for rank, times in sorted(lost.items()):
-        returned = f"back {_times(back[rank])}" if back[rank] else "never back"
-        found.append(f"worker {rank} lost {_times(times)}, {returned}")
+        returned = f"back {_format_times(back[rank])}" if back[rank] else "never back"
+        found.append(f"worker {rank} lost {_format_times(times)}, {returned}")
     dealt = [e for e in events if e.get("event") == "redealt"]
     if dealt:
         samples = sum(e.get("samples", 0) for e in dealt)
-        found.append(f"{_count(samples, 'sample')} of lost workers computed by others")
+        found.append(f"{_format_count(samples, 'sample')} of lost workers computed by others")
     resumed = [e for e in events if e.get("event") == "resumed"]
     if resumed:
         repeated = _count_repeated(records)
-        found.append(f"resumed {_times(len(resumed))}, {_count(repeated, 'step')} repeated")
+        found.append(
+            f"resumed {_format_times(len(resumed))}, {_format_count(repeated, 'step')} repeated"
+        )
     alarms = sum(e.get("event") == "alarm" for e in events)
     if alarms:
-        found.append(f"{_count(alarms, 'alarm')}, see {METRICS_FILE}")
+        found.append(f"{_format_count(alarms, 'alarm')}, see {METRICS_FILE}")
     return found
 
 
@@ -115,13 +117,13 @@ def mean_speed(records: Sequence[Record]) -> float | None:
     return tokens / seconds if seconds else None
 
 
-def _again(run_id: str) -> str:
+def _resume_command(run_id: str) -> str:
     """Return the command that continues a run: the launcher's, or this process's own again."""
     arguments = sys.argv[1:]
     if os.environ.get(SAVING_VARIABLE):
         kind = "distill" if arguments[:1] == ["distill"] else "cluster"
         return f"launch {kind} up --resume {run_id}"
-    return shlex.join([*_program(), *arguments])
+    return shlex.join([*_program_words(), *arguments])
 
 
 def _iter_losses(events: Sequence[Record]) -> Iterator[int]:
@@ -134,17 +136,19 @@ def _iter_losses(events: Sequence[Record]) -> Iterator[int]:
             yield event.get("rank", 0)
 
 
-def _took(records: Sequence[Record]) -> list[str]:
+def _describe_duration(records: Sequence[Record]) -> list[str]:
     steps = [record for record in records if record.get("kind") == "step"]
     if all(step.get("loss") is None for step in steps):
         return []
     last = steps[-1]
     speed = mean_speed(records)
     rate = f", {speed:,.0f} tokens/s" if speed else ""
-    return [f"step {last['step']}, {loss_text(last)}, in {duration(seconds_of(records))}{rate}"]
+    return [
+        f"step {last['step']}, {loss_text(last)}, in {format_duration(seconds_of(records))}{rate}"
+    ]
 
 
-def _scores(records: Sequence[Record], checkpoint: Path) -> str:
+def _describe_scores(records: Sequence[Record], checkpoint: Path) -> str:
     """Return the step of a checkpoint and its validation's figures."""
     try:
         step = read_progress(checkpoint).step
@@ -152,7 +156,7 @@ def _scores(records: Sequence[Record], checkpoint: Path) -> str:
         return checkpoint.name
     rated = [r for r in records if r.get("kind") == "validation" and r.get("step") == step]
     rated = [r for r in rated if r.get("loss") is not None]  # null: not finite
-    return ", ".join([f"step {step}", *(figures(rated[-1]) if rated else ())])
+    return ", ".join([f"step {step}", *(format_figures(rated[-1]) if rated else ())])
 
 
 def _count_repeated(records: Sequence[Record]) -> int:
@@ -165,7 +169,7 @@ def _count_repeated(records: Sequence[Record]) -> int:
     return repeated
 
 
-def _next(config: RunConfig) -> list[str]:
+def _next_commands(config: RunConfig) -> list[str]:
     """Return the next commands, for a shell in this folder."""
     output, commands = config.output, list[list[str]]()
     data = config.data.validation or config.data.train
@@ -174,13 +178,13 @@ def _next(config: RunConfig) -> list[str]:
         held_out = ["--held-out"] if config.data.validation_fraction else []
         commands.append(["evaluate", output, "--data", data, *held_out])
     if config.task != "classify":
-        commands.append(["generate", output, _asks(config), "Hello"])
+        commands.append(["generate", output, _prompt_option(config), "Hello"])
     if config.method == "lora":
         commands.append(["merge", output, "-o", str(Path(output) / "merged")])
-    return [f"  {shlex.join([*_program(), *command])}" for command in commands]
+    return [f"  {shlex.join([*_program_words(), *command])}" for command in commands]
 
 
-def _asks(config: RunConfig) -> str:
+def _prompt_option(config: RunConfig) -> str:
     """Return the option of `generate` that asks as the run's data does."""
     try:
         pairs, data = config.task == "dpo", config.data
@@ -192,7 +196,7 @@ def _asks(config: RunConfig) -> str:
     return "--chat" if talks else "--prompt"
 
 
-def _program() -> list[str]:
+def _program_words() -> list[str]:
     """Return the command that calls this program."""
     script = Path(sys.executable).with_name("trainer")
     if not script.exists():
@@ -201,9 +205,9 @@ def _program() -> list[str]:
     return ["trainer"] if found and Path(found).samefile(script) else [str(script)]
 
 
-def _times(number: int) -> str:
+def _format_times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

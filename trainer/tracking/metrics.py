@@ -85,19 +85,19 @@ class MetricsLog:
             record.get("kind") == "step" for record in read_metrics(self._path)
         )
 
-    def step(self, event: Step) -> None:
+    def record_step(self, event: Step) -> None:
         """Record a committed step."""
         record = {
             name: value
             for name, value in asdict(event).items()
             if name not in _UNRECORDED and (value is not None or name == "loss")
         }
-        self._write("step", record)
-        scalars = dict(_scalars(record)) if self._trackers else {}
+        self._write_line("step", record)
+        scalars = dict(_iterate_scalars(record)) if self._trackers else {}
         for tracker in self._trackers:
-            tracker.scalars(event.step, self._clock(), scalars)
+            tracker.record_scalars(event.step, self._clock(), scalars)
 
-    def validation(
+    def record_validation(
         self,
         step: int,
         confusion: list[list[int]] | None = None,
@@ -113,27 +113,27 @@ class MetricsLog:
         """
         table = {"confusion": confusion, "figures": figures}
         table = {name: part for name, part in table.items() if part}
-        self._write("validation", {"step": step, **scores, **table})
+        self._write_line("validation", {"step": step, **scores, **table})
         scalars = {**scores, **(figures or {})}
         scalars = {f"validation/{k}": v for k, v in scalars.items() if v is not None}
         for tracker in self._trackers:
-            tracker.scalars(step, self._clock(), scalars)
+            tracker.record_scalars(step, self._clock(), scalars)
 
-    def answer(self, step: int, **details: Any) -> None:
+    def record_answer(self, step: int, **details: Any) -> None:
         """Record the answer to a prompt."""
-        self._write("answer", {"step": step, **details})
+        self._write_line("answer", {"step": step, **details})
         text = f"{details['prompt']}\n\n{details['text']}"
         for tracker in self._trackers:
-            tracker.text(step, self._clock(), f"answers/{details['number']}", text)
+            tracker.record_text(step, self._clock(), f"answers/{details['number']}", text)
 
-    def event(self, event: EventKind, step: int, **details: Any) -> None:
+    def record_event(self, event: EventKind, step: int, **details: Any) -> None:
         """Record an event of the run or of one member."""
-        self._write("event", {"event": event, "step": step, **details})
-        told = "  ".join(f"{key}={value}" for key, value in details.items())
+        self._write_line("event", {"event": event, "step": step, **details})
+        text = "  ".join(f"{key}={value}" for key, value in details.items())
         for tracker in self._trackers:
             if event == "resumed":
                 tracker.on_restart(step, self._clock())
-            tracker.text(step, self._clock(), "events", f"{event}  {told}".rstrip())
+            tracker.record_text(step, self._clock(), "events", f"{event}  {text}".rstrip())
 
     def close(self, exit_code: int = 0) -> None:
         """Close the file and the trackers, which are told how the run ended."""
@@ -141,7 +141,7 @@ class MetricsLog:
         for tracker in self._trackers:
             tracker.close(exit_code)
 
-    def _write(self, kind: str, record: Mapping[str, Any]) -> None:
+    def _write_line(self, kind: str, record: Mapping[str, Any]) -> None:
         line = {"kind": kind, "time": round(self._clock(), 3), **record}
         self._lines.write(json_text(line))
 
@@ -166,7 +166,7 @@ def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]
     return records
 
 
-def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _iterate_scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the trackers' tags: the names of the lines, per rank below them."""
     for name, value in record.items():
         if isinstance(value, Mapping):

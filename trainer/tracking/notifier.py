@@ -22,7 +22,7 @@ from trainer.system.errors import RESTARTED, InputError, NonFiniteError, Trainer
 from trainer.system.process.child import SAVING_VARIABLE
 from trainer.system.process.notification import plain_text, run_notify_command
 
-Told = Literal[
+NotifyEvent = Literal[
     "completed",
     "stopped",
     "failed",
@@ -40,7 +40,7 @@ _STEPS = 10
 LAST = 15.0
 """Seconds that a run's end waits for its notifications: a supervisor's grace is 20."""
 _MOST_WAITING = 64
-_WORDS: dict[Told, str] = {
+_WORDS: dict[NotifyEvent, str] = {
     "completed": "has completed",
     "stopped": "was stopped",
     "failed": "has failed",
@@ -56,7 +56,7 @@ _FACTS = ("step", "total_steps", "loss", "state", "exit_code", "budget")
 """What an event repeats of the run's status."""
 
 log = logging.getLogger(__name__)
-_Waiting = tuple[Told, dict[str, Any]] | None
+_Waiting = tuple[NotifyEvent, dict[str, Any]] | None
 """An event; None asks the thread to end."""
 
 
@@ -97,18 +97,18 @@ class Notifier:
         self._progress_at: float | None = None
         self._patience = self._stalled_after = stalled
         self._is_stalled = self._ended = self._closed = False
-        self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
+        self._thread = threading.Thread(target=self._run_commands, name="notify", daemon=True)
         if command:
             self._thread.start()
 
-    def tell(self, event: Told, reason: str = "", **details: Any) -> None:
+    def notify(self, event: NotifyEvent, reason: str = "", **details: Any) -> None:
         """Tell of an event; returns at once. One too many for the command's pace is left out."""
         if not self._command:
             return
         facts = {key: self.status[key] for key in _FACTS if _is_known(self.status.get(key))}
         tree = {**facts, **details, "event": event, "run_id": self._run_id, "reason": reason}
         tree |= {"time": round(time.time(), 3), "output": self._output}
-        tree |= {"host": socket.gethostname(), "text": _text(tree, _WORDS[event])}
+        tree |= {"host": socket.gethostname(), "text": _format_text(tree, _WORDS[event])}
         try:
             self._waiting.put_nowait((event, tree))
         except queue.Full:
@@ -120,7 +120,7 @@ class Notifier:
         self._patience = max(self._stalled_after, _STEPS * seconds)
         if self._is_stalled:
             self._is_stalled = False
-            self.tell("recovered")
+            self.notify("recovered")
 
     def notify_end(
         self,
@@ -135,7 +135,7 @@ class Notifier:
         """
         again = exit_code in RESTARTED and SAVING_VARIABLE in os.environ
         if not self._ended and not (event == "failed" and again):
-            self.tell(event, reason, exit_code=exit_code)
+            self.notify(event, reason, exit_code=exit_code)
         self._ended = True
         self._progress_at = None
 
@@ -153,7 +153,7 @@ class Notifier:
             reason = self.failure or f"not done within {wait:.0f} s"
             log.warning("notification failed: %s; the run ends without it", reason)
 
-    def _work(self) -> None:
+    def _run_commands(self) -> None:
         while True:
             try:
                 found = self._waiting.get(timeout=self._until_stalled())
@@ -168,7 +168,7 @@ class Notifier:
             elif not self._closed:
                 log.warning("notification failed: %s; no more tries", self.failure)
 
-    def _record_failure(self, event: Told, reason: str) -> None:
+    def _record_failure(self, event: NotifyEvent, reason: str) -> None:
         """Keep why a try failed, and log it when that is new."""
         failure = f"{event}: {self._command[0]}: {reason}"
         if failure != self.failure:
@@ -189,11 +189,13 @@ class Notifier:
         self._is_stalled = True
         since = self._clock() - at
         why = f": {self.status['reason']}" if self.status.get("reason") else ""
-        self.tell("stalled", f"no step was completed for {since:.0f} s{why}", seconds=round(since))
+        self.notify(
+            "stalled", f"no step was completed for {since:.0f} s{why}", seconds=round(since)
+        )
 
 
 @contextmanager
-def telling_of_failure(notifier: Notifier) -> Iterator[None]:
+def notify_of_failure(notifier: Notifier) -> Iterator[None]:
     """Tell of an error of the block as the run's end, and wait for what is to be told."""
     try:
         yield
@@ -212,7 +214,7 @@ def _is_known(value: Any) -> bool:
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
-def _text(tree: Mapping[str, Any], words: str) -> str:
+def _format_text(tree: Mapping[str, Any], words: str) -> str:
     """Return what a person reads: which run, what happened, where it is, and why."""
     at = f" at step {tree['step']} of {tree['total_steps']}" if tree.get("total_steps") else ""
     loss = f", loss {tree['loss']:.4g}" if isinstance(tree.get("loss"), float) else ""

@@ -37,7 +37,7 @@ def progress_picture(
     epoch, validation = training.get("epoch"), training.get("validation")
     words = [
         "" if epoch is None else f"epoch {epoch + 1}",
-        "" if left is None else f"{duration(left)} left",
+        "" if left is None else f"{format_duration(left)} left",
     ]
     line = Table.grid(padding=(0, 2))
     line.add_row(
@@ -48,34 +48,34 @@ def progress_picture(
     )
     figures = [
         loss_text(training),
-        figure("lr", training.get("learning_rate"), ".2e"),
-        figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
-        _exchange(training),
+        format_figure("lr", training.get("learning_rate"), ".2e"),
+        format_figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
+        _describe_exchange(training),
     ]
-    parts: list[RenderableType] = [line, *_lines(figures, width)]
+    parts: list[RenderableType] = [line, *_wrap_figures(figures, width)]
     if validation is not None:
         scores = [
-            figure("validation loss", validation.get("loss"), ".4f"),
-            figure("accuracy", validation.get("accuracy"), ".3f"),
-            figure("MCC", validation.get("mcc"), ".3f"),
-            figure("reward margin", validation.get("reward_margin"), ".3f"),
-            figure("pairs in order", validation.get("reward_accuracy"), ".3f"),
-            figure("at step", validation.get("step"), "d"),
+            format_figure("validation loss", validation.get("loss"), ".4f"),
+            format_figure("accuracy", validation.get("accuracy"), ".3f"),
+            format_figure("MCC", validation.get("mcc"), ".3f"),
+            format_figure("reward margin", validation.get("reward_margin"), ".3f"),
+            format_figure("pairs in order", validation.get("reward_accuracy"), ".3f"),
+            format_figure("at step", validation.get("step"), "d"),
         ]
-        parts += _lines(scores, width)
+        parts += _wrap_figures(scores, width)
     if len(losses) > 1:
         parts += [
             Text(f"{title}{row}", "cyan", overflow="ellipsis", no_wrap=True)
             for title, row in zip(
                 ("loss ", *["     "] * height),
-                chart(losses, min(60, max(10, width - 20)), height),
+                draw_chart(losses, min(60, max(10, width - 20)), height),
                 strict=False,
             )
         ]
     return parts
 
 
-def chart(values: Sequence[float], width: int, height: int = 1) -> list[str]:
+def draw_chart(values: Sequence[float], width: int, height: int = 1) -> list[str]:
     """Return values as columns with their scale, the newest at the right end.
 
     Each column is the mean of its part of the values. The first row ends with the highest mean, the
@@ -103,14 +103,16 @@ def chart(values: Sequence[float], width: int, height: int = 1) -> list[str]:
     return [f"{rows[0]}{_GAP}{high:.3g}", *rows[1:-1], f"{rows[-1]}{_GAP}{low:.3g}"]
 
 
-def figure(name: str, value: float | None, style: str, unit: str = "") -> str:
+def format_figure(name: str, value: float | None, style: str, unit: str = "") -> str:
     """Return a figure of a report with its name; empty where there is none."""
     return "" if value is None else f"{name} {value:{style}}{unit}".strip()
 
 
 def loss_text(training: Mapping[str, Any]) -> str:
     """Return the loss of the last step; `-`: no token of it was learned."""
-    return figure("loss", training.get("loss"), ".4f") or ("loss -" if training.get("step") else "")
+    return format_figure("loss", training.get("loss"), ".4f") or (
+        "loss -" if training.get("step") else ""
+    )
 
 
 def describe_exchange(training: Mapping[str, Any]) -> list[str]:
@@ -124,21 +126,21 @@ def share_text(samples: int | None, of: int) -> str:
     return f"{100 * samples / of:.0f} %" if samples and of else "-"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return 95 seconds as `1:35`, 3700 as `1:01:40`."""
     minutes, second = divmod(max(0, round(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def _exchange(training: Mapping[str, Any]) -> str:
-    exposed = figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
-    whole = figure("exchange", training.get("exchange_ms"), ".0f", " ms")
+def _describe_exchange(training: Mapping[str, Any]) -> str:
+    exposed = format_figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
+    whole = format_figure("exchange", training.get("exchange_ms"), ".0f", " ms")
     taken = f"{whole} ({exposed})" if whole and exposed else whole
     return ", ".join(filter(None, (taken, *describe_exchange(training))))
 
 
-def _lines(figures: Sequence[str], width: int) -> list[Text]:
+def _wrap_figures(figures: Sequence[str], width: int) -> list[Text]:
     """Return figures in lines; none is broken that fits a line."""
     lines: list[str] = []
     for part in filter(None, figures):

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from trainer.system.commandline.wrapping import terminal_width, wrap_card
 from trainer.system.timestamp import format_timestamp
-from trainer.tracking.picture import duration, loss_text, progress_picture, share_text
+from trainer.tracking.picture import format_duration, loss_text, progress_picture, share_text
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ _STATE_STYLE = {"active": "green", "joining": "cyan", "idle": "yellow", "lost": 
 class ProgressView(Protocol):
     """Shows one run."""
 
-    def update(self, status: Status) -> None:
+    def show_status(self, status: Status) -> None:
         """Show the run's status (`trainer.tracking.status.Status`)."""
         ...
 
-    def event(self, event: str, step: int, **details: Any) -> None:
-        """Show an event, as `MetricsLog.event` records it."""
+    def show_event(self, event: str, step: int, **details: Any) -> None:
+        """Show an event, as `MetricsLog.record_event` records it."""
         ...
 
     def close(self) -> None:
@@ -85,20 +85,20 @@ class GuardedView:
     def __init__(self, view: ProgressView | None) -> None:
         self._view = view
 
-    def update(self, status: Status) -> None:
+    def show_status(self, status: Status) -> None:
         """See ProgressView."""
-        self._try(lambda view: view.update(status))
+        self._try_action(lambda view: view.show_status(status))
 
-    def event(self, event: str, step: int, **details: Any) -> None:
+    def show_event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView."""
-        self._try(lambda view: view.event(event, step, **details))
+        self._try_action(lambda view: view.show_event(event, step, **details))
 
     def close(self) -> None:
         """See ProgressView."""
-        self._try(lambda view: view.close())
+        self._try_action(lambda view: view.close())
         self._view = None
 
-    def _try(self, action: Callable[[ProgressView], None]) -> None:
+    def _try_action(self, action: Callable[[ProgressView], None]) -> None:
         if self._view is None:
             return
         try:
@@ -145,7 +145,7 @@ class PlainView:
         self._shown: tuple[float, int, str] | None = None
         self._validated: Mapping[str, Any] | None = None
 
-    def update(self, status: Status) -> None:
+    def show_status(self, status: Status) -> None:
         """See ProgressView."""
         step, state = status["step"], status["state"]
         if state == "running":  # waiting for workers is not part of the pace
@@ -154,7 +154,7 @@ class PlainView:
         validation = status.get("validation")
         if validation and validation != self._validated:
             self._validated = validation
-            self._print(f"step {validation['step']}: {_validation(validation)}")
+            self._print_line(f"step {validation['step']}: {_format_validation(validation)}")
         if self._shown:
             shown_at, shown_step, shown_state = self._shown
             last = step >= status["total_steps"] and step != shown_step
@@ -162,16 +162,18 @@ class PlainView:
             if state == shown_state and not due and not last:
                 return
         self._shown = (now, step, state)
-        self._print(_summary(status, self._pace.estimate_seconds_left(status["total_steps"])))
+        self._print_line(
+            _summarize_status(status, self._pace.estimate_seconds_left(status["total_steps"]))
+        )
 
-    def event(self, event: str, step: int, **details: Any) -> None:
+    def show_event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView."""
-        self._print(_event(event, step, details))
+        self._print_line(_format_event(event, step, details))
 
     def close(self) -> None:
         """See ProgressView."""
 
-    def _print(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         print(stamp_line(line), file=self._stream, flush=True)
 
 
@@ -203,7 +205,7 @@ class LiveView:
         self._clock = clock
         self._drawn_at = -float("inf")
 
-    def update(self, status: Status) -> None:
+    def show_status(self, status: Status) -> None:
         """See ProgressView."""
         last = self._status
         changed = last is None or status["state"] != last["state"]
@@ -213,23 +215,23 @@ class LiveView:
         if status["state"] == "running":
             self._pace.observe_step(status["step"])
         if changed or self._clock() - self._drawn_at >= 0.2:
-            self._draw()
+            self._draw_panel()
 
-    def event(self, event: str, step: int, **details: Any) -> None:
+    def show_event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView."""
-        self._events.append(stamp_line(_event(event, step, details)))
-        self._draw()
+        self._events.append(stamp_line(_format_event(event, step, details)))
+        self._draw_panel()
 
     def close(self) -> None:
         """See ProgressView."""
-        self._draw()
+        self._draw_panel()
         self._live.stop()
 
-    def _draw(self) -> None:
+    def _draw_panel(self) -> None:
         self._drawn_at = self._clock()
-        self._live.update(Group(*self._parts()), refresh=True)
+        self._live.update(Group(*self._panel_parts()), refresh=True)
 
-    def _parts(self) -> list[Any]:
+    def _panel_parts(self) -> list[Any]:
         events = [Text(event, style="dim") for event in self._events]
         status = self._status
         if status is None:
@@ -241,27 +243,27 @@ class LiveView:
             else None
         )
         parts: list[Any] = [
-            self._title(status),
+            self._format_title(status),
             *progress_picture(status, tuple(self._losses), left, width),
             Text(""),
-            _workers(status["workers"]),
+            _worker_table(status["workers"]),
         ]
         return [*parts, *([Text("")] if events else []), *events]
 
-    def _title(self, status: Status) -> Text:
+    def _format_title(self, status: Status) -> Text:
         title = Text.assemble(
             (status["run_id"], "bold"),
             "  ",
-            (_outcome(status), _STATE_STYLE.get(status["state"], "")),
+            (_describe_outcome(status), _STATE_STYLE.get(status["state"], "")),
         )
         present = sum(worker["state"] != "lost" for worker in status["workers"])
         if present < status["expect_workers"]:
             title.append(f"  {present} of {status['expect_workers']} workers", "yellow")
-        title.append(f"  {duration(self._clock() - self._began)}", "dim")
+        title.append(f"  {format_duration(self._clock() - self._began)}", "dim")
         return title
 
 
-def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
+def _worker_table(workers: Sequence[Mapping[str, Any]]) -> Table:
     """Return a row for each worker, in the columns and units of `launch status`."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("NAME", "HOST", "DEVICE", "STATE", "SHARE", "TOKENS/S"):
@@ -275,12 +277,12 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
             Text(worker["device"]),
             Text(worker["state"], style=_STATE_STYLE.get(worker["state"], "")),
             share_text(share, sum(shares)),
-            _number(worker["tokens_per_second"]),
+            _format_number(worker["tokens_per_second"]),
         )
     return table
 
 
-def _outcome(status: Status) -> str:
+def _describe_outcome(status: Status) -> str:
     """Return a run's state, with the reason unless that only repeats it."""
     state, reason = status["state"], status.get("reason") or ""
     if state == "completed" or not reason:
@@ -288,7 +290,7 @@ def _outcome(status: Status) -> str:
     return reason if reason.startswith(state) else f"{state}: {reason}"
 
 
-def _summary(status: Status, left: float | None) -> str:
+def _summarize_status(status: Status, left: float | None) -> str:
     """Return the figures of a status in one line."""
     state = status["state"]
     active = sum(worker["state"] == "active" for worker in status["workers"])
@@ -298,16 +300,16 @@ def _summary(status: Status, left: float | None) -> str:
     if status["learning_rate"] is not None:
         parts.append(f"lr {status['learning_rate']:.2e}")
     if status["tokens_per_second"] is not None:
-        parts.append(f"{_number(status['tokens_per_second'])} tokens/s")
+        parts.append(f"{_format_number(status['tokens_per_second'])} tokens/s")
     parts.append(f"{active}/{status['expect_workers']} workers")
     if left is not None and state == "running":
-        parts.append(f"{duration(left)} left")
+        parts.append(f"{format_duration(left)} left")
     if state != "running":
-        parts.append(_outcome(status))
+        parts.append(_describe_outcome(status))
     return "  ".join(parts)
 
 
-def figures(validation: Mapping[str, Any]) -> list[str]:
+def format_figures(validation: Mapping[str, Any]) -> list[str]:
     """Return a validation's figures, each with its name."""
     parts = [f"validation loss {validation['loss']:.4f}"]
     if validation.get("accuracy") is not None:
@@ -320,11 +322,11 @@ def figures(validation: Mapping[str, Any]) -> list[str]:
     return parts + [f"{name} {value:.4g}" for name, value in validation.get("figures", {}).items()]
 
 
-def _validation(validation: Mapping[str, Any]) -> str:
-    return "  ".join(figures(validation))
+def _format_validation(validation: Mapping[str, Any]) -> str:
+    return "  ".join(format_figures(validation))
 
 
-def _event(event: str, step: int, details: Mapping[str, Any]) -> str:
+def _format_event(event: str, step: int, details: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in details.items() if value not in (None, "")}
     rank = rest.pop("rank", None)
     reason = rest.pop("reason", None)
@@ -335,5 +337,5 @@ def _event(event: str, step: int, details: Mapping[str, Any]) -> str:
     return f"step {step}:{who} {event}{more}" + (f": {reason}" if reason else "")
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"

@@ -112,9 +112,9 @@ class RunRecorder:
         self._notifier.status = self._status
         self._notifier.record_progress()
         self._halted_by_nan = False
-        self._publish()
+        self._publish_status()
 
-    def go_on(self, resumed: Resumed | None) -> None:
+    def resume(self, resumed: Resumed | None) -> None:
         """Log where the run resumes, which makes earlier lines of later steps void.
 
         A run that ended before its first checkpoint restarts at step 0.
@@ -159,17 +159,17 @@ class RunRecorder:
         if "generation" in details:
             self._status["generation"] = details["generation"]
         if kind == "validation":
-            self._validation(details)
+            self._record_validation(details)
         elif kind == "answers":
             for answer in details["answers"]:
-                self._metrics.answer(details["at"], **answer)
+                self._metrics.record_answer(details["at"], **answer)
                 asked, text = (
                     shorten_text(sanitize_text(answer[key]), 200) for key in ("prompt", "text")
                 )
                 log.info("step %d: %s -> %s", details["at"], asked, text)
         else:
             self._on_event(kind, details)
-        self._publish()
+        self._publish_status()
 
     def step(self, event: Step) -> None:
         """Log a step that was committed."""
@@ -177,7 +177,7 @@ class RunRecorder:
         if self._budget:
             self._budget.record_step(event.step, event.watts)
         self._notifier.record_progress(event.seconds)
-        self._metrics.step(event)
+        self._metrics.record_step(event)
         for name in (*MOVING, "generation", "codec", "round_of"):
             self._status[name] = getattr(event, name)
         self._begin_running()
@@ -185,7 +185,7 @@ class RunRecorder:
             worker["samples"] = event.shares.get(rank, 0)
             worker["tokens_per_second"] = event.worker_tokens_per_second.get(rank)
             worker["step_seconds"] = event.seconds
-        self._publish()
+        self._publish_status()
 
     def save(self, save: Save) -> None:
         """Write a checkpoint concurrently with training.
@@ -202,7 +202,7 @@ class RunRecorder:
                     older.snapshot.step,
                 )
             self._waiting.append(replace(save, early=self.early.counted))
-            self._say_saving(True)
+            self._mark_saving(True)
         self._writer.submit(self._save_next)
 
     def record_checkpoint(self, step: int, path: Path, seconds: float) -> None:
@@ -211,15 +211,15 @@ class RunRecorder:
             self._budget.record_save(seconds)
         self._notifier.record_progress()
         self._failed_save = None
-        self._metrics.event("checkpoint", step, path=str(path))
+        self._metrics.record_event("checkpoint", step, path=str(path))
         self._status["checkpoint"] = {"step": step, "path": str(path)}
         self._status["reason"] = None
 
-    def not_saved(self, step: int, reason: str) -> None:
+    def record_failed_save(self, step: int, reason: str) -> None:
         """Record a checkpoint that failed; two in a row are a `failure`."""
         self._record_notify_failure(reason)
         log.error("ALARM: %s", reason)
-        self._metrics.event("alarm", step, reason=reason)
+        self._metrics.record_event("alarm", step, reason=reason)
         self._status["reason"] = reason
 
     @property
@@ -232,7 +232,7 @@ class RunRecorder:
         """Why the run must stop, to hold its budget."""
         return None if self._budget is None else self._budget.ending
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until every requested save is on the disk, or has failed."""
         self._writer.submit(lambda: None).result()
 
@@ -254,10 +254,12 @@ class RunRecorder:
         unfinished = exit_code == 0 and self._status["step"] < self._plan.total_steps and not early
         if unfinished or exit_code == BudgetStopError.exit_code:
             self._status["state"] = "stopped"
-            self._metrics.event("stopped", self._status["step"], reason=reason)
+            self._metrics.record_event("stopped", self._status["step"], reason=reason)
         else:
             self._status["state"] = "completed" if exit_code == 0 else "failed"
-            self._metrics.event("finished", self._status["step"], reason=reason, code=exit_code)
+            self._metrics.record_event(
+                "finished", self._status["step"], reason=reason, code=exit_code
+            )
         self._status["reason"] = reason
         self._status["exit_code"] = exit_code
         spent = exit_code == BudgetStopError.exit_code
@@ -269,14 +271,14 @@ class RunRecorder:
         ended = exit_code == 0
         card = make_card(self._config, self._job.run_id, stopped=stopped) if ended else []
         self._status["card"] = card
-        self._publish()
+        self._publish_status()
         self._notifier.close()
-        self._publish()
+        self._publish_status()
         if self._config.checkpoint.folder is not None:
             # Readers on another host may see the checkpoints alone.
             if self._store.lease:
                 self._store.lease.check_held()
-            StatusFile(self._store.folder).update(self._status)
+            StatusFile(self._store.folder).write_if_due(self._status)
         self._view.close()
         for worker in self._workers.values():
             if worker["backend_reason"] and not worker["backend_reason"].startswith(NO_GPU):
@@ -300,12 +302,12 @@ class RunRecorder:
             self.close(error.exit_code, str(error))
             raise
 
-    def _validation(self, details: dict[str, Any]) -> None:
+    def _record_validation(self, details: dict[str, Any]) -> None:
         step = details.pop("at")
         if self._budget:
             self._budget.record_progress()
         self._notifier.record_progress()
-        self._metrics.validation(step, **details)
+        self._metrics.record_validation(step, **details)
         self.early.record_validation(step, details["loss"])
         self._status["validation"] = {
             "step": step,
@@ -335,15 +337,15 @@ class RunRecorder:
             if len(self._workers) >= self._status["expect_workers"]:
                 self._begin_running()
             if kind == "rejoined":
-                self._notifier.tell("back", rank=rank, worker_host=details["host"])
+                self._notifier.notify("back", rank=rank, worker_host=details["host"])
         elif kind in ("lost", "idle", "active") and rank in self._workers:
             if kind == "lost" and self._status["state"] != "stopping":
                 host = self._workers[rank]["host"]
-                self._notifier.tell("lost", details["reason"], rank=rank, worker_host=host)
+                self._notifier.notify("lost", details["reason"], rank=rank, worker_host=host)
             self._workers[rank]["state"] = kind
         elif kind == "resumed":
             self._status["step"] = details["step"]
-            self._notifier.tell("resumed", details.get("reason") or f"from {details['path']}")
+            self._notifier.notify("resumed", details.get("reason") or f"from {details['path']}")
             if self._budget:
                 self._budget.record_resumption(details["step"])
         elif kind == "stopping":
@@ -355,9 +357,9 @@ class RunRecorder:
         elif kind == "alarm":
             self._status["reason"] = details["reason"]
         step = details.pop("step", self._status["step"])
-        self._metrics.event(kind, step, **details)
+        self._metrics.record_event(kind, step, **details)
         if kind not in _QUIET:
-            self._view.event(kind, step, **details)
+            self._view.show_event(kind, step, **details)
 
     def _save_next(self) -> None:
         """Run in the writer's thread."""
@@ -366,7 +368,7 @@ class RunRecorder:
         if save is None:
             return
         try:
-            self._save(save)
+            self._save_checkpoint(save)
         except Exception as error:  # a defect; the writer's futures are never read
             log.exception("the checkpoint of step %d was not saved", save.snapshot.step)
             self._record_notify_failure(
@@ -374,9 +376,9 @@ class RunRecorder:
             )
         with self._lock:
             if not self._waiting:
-                self._say_saving(False)
+                self._mark_saving(False)
 
-    def _save(self, save: Save) -> None:
+    def _save_checkpoint(self, save: Save) -> None:
         snapshot, scores = save.snapshot, save.validation
         step = snapshot.step
         metric = scores.get("accuracy", -scores["loss"]) if scores else None
@@ -386,7 +388,7 @@ class RunRecorder:
         try:
             path = self._store.save(snapshot, progress, metric)
         except StorageError as error:
-            self.not_saved(step, str(error))
+            self.record_failed_save(step, str(error))
             return
         self.record_checkpoint(step, path, time.monotonic() - began)
 
@@ -398,7 +400,7 @@ class RunRecorder:
             )
         self._failed_save = reason
 
-    def _say_saving(self, saving: bool) -> None:
+    def _mark_saving(self, saving: bool) -> None:
         """Create or remove the mark; failures are ignored."""
         if self._mark is not None:
             with contextlib.suppress(OSError):
@@ -412,9 +414,9 @@ class RunRecorder:
         if self._lease_of_output:
             self._lease_of_output.check_held()
 
-    def _publish(self) -> None:
+    def _publish_status(self) -> None:
         if self._budget:
             self._status["budget"] = self._budget.status
         self._status["notify_failure"] = self._notifier.failure
-        self._status_file.update(self._status)
-        self._view.update(self._status)
+        self._status_file.write_if_due(self._status)
+        self._view.show_status(self._status)

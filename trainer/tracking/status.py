@@ -163,10 +163,10 @@ class StatusFile:
         self._written_at = -float("inf")
         self._standing: dict[str, Any] | None = None
 
-    def update(self, status: Status, *, force: bool = False) -> bool:
+    def write_if_due(self, status: Status, *, force: bool = False) -> bool:
         """Write the status if its state changed or the interval is over; return whether it did."""
         now = self._clock()
-        standing = _standing(status)
+        standing = _urgent_parts(status)
         if not force and standing == self._standing and now - self._written_at < self._interval:
             return False
         tree = {"schema": SCHEMA, **status, "updated": round(time.time(), 3)}
@@ -203,7 +203,7 @@ def say_last(output: Path, status: Status) -> None:
     with suppress(StorageError):
         if read_status(output / STATUS_FILE).get("run_id") != status["run_id"]:
             return
-    StatusFile(output).update(status)
+    StatusFile(output).write_if_due(status)
 
 
 def says_over(path: Path) -> bool:
@@ -219,7 +219,7 @@ def says_over(path: Path) -> bool:
     return status.get("state") in ("completed", "stopped") or failed_for_good
 
 
-def _standing(status: Status) -> dict[str, Any]:
+def _urgent_parts(status: Status) -> dict[str, Any]:
     """Return the parts of a status that are written at once."""
     moving = (*MOVING, "budget")
     tree: dict[str, Any] = {k: copy.deepcopy(v) for k, v in status.items() if k not in moving}

@@ -60,8 +60,8 @@ def test_lines_come_at_their_interval_and_at_the_end() -> None:
     view = PlainTeacher(stream, interval=5, clock=clock)
     for now in range(0, 12, 2):
         clock.now = now
-        view.update(status(now, 0))
-    view.update(status(0, 4))
+        view.show_status(status(now, 0))
+    view.show_status(status(0, 4))
     assert [line.partition(" ")[2] for line in stream.getvalue().splitlines()] == [
         "shard 0/4  0/400 tokens",
         "shard 0/4  6/400 tokens",
@@ -78,7 +78,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: Any) -> None:
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     view = LiveTeacher(terminal)
-    view.update(status(40, 1))
+    view.show_status(status(40, 1))
     view.close()
     assert "shard 1/4  140/400 tokens" in terminal.getvalue()
     assert "━" in terminal.getvalue()
@@ -87,7 +87,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: Any) -> None:
 def test_a_stream_that_is_gone_ends_nothing() -> None:
     stream = io.StringIO()
     view = open_teacher_view(stream)
-    view.update(status(1, 0))
+    view.show_status(status(1, 0))
     stream.close()
-    view.update(status(400, 4))  # the last line is always due
+    view.show_status(status(400, 4))  # the last line is always due
     view.close()

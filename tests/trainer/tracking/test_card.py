@@ -20,7 +20,7 @@ from tests.trainer.small_model import write_data, write_model
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer.checkpoint.store import CheckpointStore
 from trainer.system.process.child import SAVING_VARIABLE
-from trainer.tracking.card import losses, make_card, mean_speed, seconds_of
+from trainer.tracking.card import describe_losses, make_card, mean_speed, seconds_of
 from trainer.tracking.status import read_status
 
 BIN = Path(sys.executable).parent
@@ -41,7 +41,7 @@ def step(number: int, time: float = 0.0) -> dict[str, Any]:
 
 
 def test_nothing_was_lost() -> None:
-    assert losses([event("joined", rank=0), step(1), step(2), event("finished")]) == []
+    assert describe_losses([event("joined", rank=0), step(1), step(2), event("finished")]) == []
 
 
 def test_workers_that_were_lost_and_what_made_up_for_them() -> None:
@@ -55,7 +55,7 @@ def test_workers_that_were_lost_and_what_made_up_for_them() -> None:
         event("lost", rank=2),
         event("alarm", reason="disk full"),
     ]
-    assert losses(records) == [
+    assert describe_losses(records) == [
         "worker 1 lost twice, back twice",
         "worker 2 lost once, never back",
         "1,009 samples of lost workers computed by others",
@@ -65,16 +65,19 @@ def test_workers_that_were_lost_and_what_made_up_for_them() -> None:
 
 def test_a_worker_that_leaves_a_stopped_run_is_not_lost() -> None:
     records = [event("stopping"), event("lost", rank=1), event("stopped")]
-    assert losses(records) == []
+    assert describe_losses(records) == []
     again = [*records, event("resumed", step=3), event("lost", rank=0)]
-    assert losses(again) == ["worker 0 lost once, never back", "resumed once, 0 steps repeated"]
+    assert describe_losses(again) == [
+        "worker 0 lost once, never back",
+        "resumed once, 0 steps repeated",
+    ]
 
 
 def test_steps_after_the_last_checkpoint_are_computed_again() -> None:
     first = [step(number) for number in range(1, 8)]
     second = [event("resumed", step=4), step(5), step(6)]
     records = [*first, *second, event("resumed", step=6), step(7)]
-    assert losses(records) == ["resumed twice, 3 steps repeated"]
+    assert describe_losses(records) == ["resumed twice, 3 steps repeated"]
 
 
 def test_the_time_in_which_nothing_ran_does_not_count() -> None:

@@ -39,9 +39,9 @@ def metrics(step: int, **changes) -> Step:
 
 def test_a_step_is_one_line(tmp_path: Path):
     log = MetricsLog(tmp_path / "new", clock=lambda: 1700000000.1234)
-    log.step(metrics(1))
-    log.event("lost", 1, rank=1, reason="no heartbeat for 3.0 s")
-    log.validation(1, loss=0.5, accuracy=0.9, mcc=0.8, confusion=[[5, 1], [0, 4]])
+    log.record_step(metrics(1))
+    log.record_event("lost", 1, rank=1, reason="no heartbeat for 3.0 s")
+    log.record_validation(1, loss=0.5, accuracy=0.9, mcc=0.8, confusion=[[5, 1], [0, 4]])
     log.close()
     text = (tmp_path / "new" / "metrics.jsonl").read_text()
     assert text.endswith("\n")
@@ -72,7 +72,7 @@ def test_a_step_is_one_line(tmp_path: Path):
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path):
     log = MetricsLog(tmp_path)
-    log.step(metrics(1, loss=math.nan, grad_norm=math.inf))
+    log.record_step(metrics(1, loss=math.nan, grad_norm=math.inf))
     line = (tmp_path / "metrics.jsonl").read_text()
     assert "NaN" not in line
     assert json.loads(line)["loss"] is None
@@ -81,10 +81,10 @@ def test_numbers_that_json_lacks_become_null(tmp_path: Path):
 def test_the_abandoned_future_is_marked_not_deleted(tmp_path: Path):
     log = MetricsLog(tmp_path)
     for step in (1, 2, 3):
-        log.step(metrics(step))
-    log.event("lost", 3, rank=0)
-    log.event("resumed", 1, checkpoint="step-000001")
-    log.step(metrics(2, loss=9.0))
+        log.record_step(metrics(step))
+    log.record_event("lost", 3, rank=0)
+    log.record_event("resumed", 1, checkpoint="step-000001")
+    log.record_step(metrics(2, loss=9.0))
     path = tmp_path / "metrics.jsonl"
     current = read_metrics(path)
     assert [(r["kind"], r["step"]) for r in current] == [
@@ -100,12 +100,12 @@ def test_the_abandoned_future_is_marked_not_deleted(tmp_path: Path):
 def test_steps_of_an_earlier_process_are_known_until_they_are_void(tmp_path: Path):
     log = MetricsLog(tmp_path)
     assert not log.has_steps()
-    log.event("listening", 0)
+    log.record_event("listening", 0)
     assert not log.has_steps()
-    log.step(metrics(1))
+    log.record_step(metrics(1))
     again = MetricsLog(tmp_path)
     assert again.has_steps()
-    again.event("resumed", 0, reason="there was no checkpoint yet")
+    again.record_event("resumed", 0, reason="there was no checkpoint yet")
     assert not again.has_steps()
 
 
@@ -113,7 +113,7 @@ def test_a_line_torn_by_a_cut_swallows_nothing(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "step", "step": 1}\n{"kind": "st')
     log = MetricsLog(tmp_path)
-    log.step(metrics(2))
+    log.record_step(metrics(2))
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
 
 
@@ -126,13 +126,13 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 alarms = []
 output = Path(sys.argv[1])
 log = with_board(output, alarms.append)
-log.step(metrics(1))
+log.record_step(metrics(1))
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
 for step in range(2, 10):
-    log.step(metrics(step))
+    log.record_step(metrics(step))
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-log.step(metrics(10))
+log.record_step(metrics(10))
 log.close()
 print(len(alarms), all("\\n" not in alarm for alarm in alarms))
 steps = [record["step"] for record in read_metrics(output / "metrics.jsonl")]
@@ -166,8 +166,8 @@ def scalars(folder: Path) -> list[tuple[str, int, float]]:
 
 def test_tensorboard_has_the_same_numbers(tmp_path: Path):
     log = with_board(tmp_path)
-    log.step(metrics(1))
-    log.validation(1, loss=0.5, accuracy=0.75, mcc=None)
+    log.record_step(metrics(1))
+    log.record_validation(1, loss=0.5, accuracy=0.75, mcc=None)
     log.close()
     values = {tag: value for tag, step, value in scalars(tmp_path / "tensorboard") if step == 1}
     assert values["loss"] == 1.5
@@ -185,10 +185,10 @@ def test_tensorboard_shows_events_and_drops_the_abandoned_future(tmp_path: Path)
 
     log = with_board(tmp_path)
     for step in (1, 2, 3):
-        log.step(metrics(step))
-    log.event("resumed", 1, reason="coordinator restarted")
-    log.step(metrics(2, loss=9.0))
-    log.step(metrics(3, loss=None))  # no token of it was learned
+        log.record_step(metrics(step))
+    log.record_event("resumed", 1, reason="coordinator restarted")
+    log.record_step(metrics(2, loss=9.0))
+    log.record_step(metrics(3, loss=None))  # no token of it was learned
     log.close()
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["loss"] is None
     board = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -205,7 +205,7 @@ def test_tensorboard_loads_quietly_and_without_a_framework(tmp_path: Path):
         "assert 'tensorboard' not in sys.modules, 'lazy'\n"
         "from pathlib import Path\n"
         "board = TensorBoardFile(Path(sys.argv[1], 'board'), print)\n"
-        "board.text(0, 1.0, 'events', 'joined')\n"
+        "board.record_text(0, 1.0, 'events', 'joined')\n"
         "board.close()\n"
         "assert 'tensorboard' in sys.modules\n"
         "print([m for m in ('torch', 'tensorflow', 'transformers') if m in sys.modules])\n"
@@ -225,8 +225,8 @@ def test_without_tensorboard_the_lines_are_still_written(
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     alarms: list[str] = []
     log = with_board(tmp_path, alarms.append)
-    log.step(metrics(1))
-    log.step(metrics(2))
+    log.record_step(metrics(1))
+    log.record_step(metrics(2))
     assert len(alarms) == 1
     assert "not installed" in alarms[0]
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
@@ -235,5 +235,5 @@ def test_without_tensorboard_the_lines_are_still_written(
 def test_two_writers_never_mix_within_a_line(tmp_path: Path):
     logs = [MetricsLog(tmp_path) for _ in range(2)]
     for step in range(1, 50):
-        logs[step % 2].step(metrics(step))
+        logs[step % 2].record_step(metrics(step))
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 49

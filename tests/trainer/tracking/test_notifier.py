@@ -237,7 +237,7 @@ def test_a_command_that_works_again_has_not_failed(tmp_path: Path) -> None:
     paused: list[float] = []
     run = partial(run_notify_command, pause=paused.append)
     notifier = Notifier(["sh", "-c", tries], "run", str(tmp_path), run=run)
-    notifier.tell("lost")
+    notifier.notify("lost")
     notifier.close()
     assert (notifier.failure, paused) == (None, [1.0, 5.0])
 

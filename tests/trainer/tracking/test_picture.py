@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.tracking.picture import chart, share_text
+from trainer.tracking.picture import draw_chart, share_text
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from trainer.tracking.picture import chart, share_text
     ],
 )
 def test_a_curve_has_a_scale(values: Any, bars: list[str]) -> None:
-    assert chart(list(values), 8) == bars
+    assert draw_chart(list(values), 8) == bars
 
 
 def test_a_high_curve_has_its_scale_at_top_and_bottom() -> None:
-    assert chart([3.0, 2.0, 1.0], 8, 2) == ["█▁   3", "██▁  1"]
+    assert draw_chart([3.0, 2.0, 1.0], 8, 2) == ["█▁   3", "██▁  1"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.clock import Clock
-from trainer.tracking.picture import duration
+from trainer.tracking.picture import format_duration
 from trainer.tracking.progress import (
     GuardedView,
     LiveView,
@@ -68,7 +68,7 @@ def test_a_plain_line_for_each_interval_and_for_the_last_step():
     view = PlainView(stream, interval=1.0, clock=clock)
     for step in range(1, 101):
         clock.now = 0.25 * step
-        view.update(status(step, loss=None if step == 5 else 1.25))
+        view.show_status(status(step, loss=None if step == 5 else 1.25))
     lines = logged(stream)
     assert lines[0] == "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tokens/s  1/2 workers"
     assert lines[1].startswith("step 5/100  loss -  lr 5.00e-05")
@@ -81,18 +81,18 @@ def test_changes_of_state_validation_and_events_are_told_at_once():
     clock, stream = Clock(), io.StringIO()
     view = PlainView(stream, clock=clock)
     waiting = status(0, state="waiting", loss=None, learning_rate=None, tokens_per_second=None)
-    view.update(waiting)
-    view.update(waiting)
+    view.show_status(waiting)
+    view.show_status(waiting)
     clock.now = 60.0
-    view.update(status(1))
-    view.event("lost", 1, rank=1, reason="no heartbeat for 3.0 s")
-    view.event("checkpoint", 1, path="step-000001")
+    view.show_status(status(1))
+    view.show_event("lost", 1, rank=1, reason="no heartbeat for 3.0 s")
+    view.show_event("checkpoint", 1, path="step-000001")
     reason = "cuda: there is no NVIDIA driver"
     who = {"rank": 1, "host": "lambda", "device": "cpu", "backend": "cpu", "transport": ""}
-    view.event("rejoined", 1, **who, backend_reason=reason, generation=3)
+    view.show_event("rejoined", 1, **who, backend_reason=reason, generation=3)
     scored = {"step": 2, "loss": 0.5, "accuracy": 0.875, "mcc": 0.75}
-    view.update(status(2, validation=scored))
-    view.update(status(2, state="failed", reason="NaN in block 3", validation=scored))
+    view.show_status(status(2, validation=scored))
+    view.show_status(status(2, state="failed", reason="NaN in block 3", validation=scored))
     assert logged(stream) == [
         "step 0/100  1/2 workers  waiting",
         "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tokens/s  1/2 workers",
@@ -113,8 +113,8 @@ def live(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
         monkeypatch.setenv(name, value)
     stream = Terminal()
     view = open_view(stream)
-    view.event("joined", 0, rank=0)
-    view.update(status(50, validation={"step": 40, "loss": 0.5, "accuracy": 0.9, "mcc": 0.8}))
+    view.show_event("joined", 0, rank=0)
+    view.show_status(status(50, validation={"step": 40, "loss": 0.5, "accuracy": 0.9, "mcc": 0.8}))
     view.close()
     return stream.getvalue()
 
@@ -139,8 +139,8 @@ def test_the_live_view_breaks_no_word_and_fits(monkeypatch: pytest.MonkeyPatch, 
     stream = Terminal()
     view = LiveView(stream)
     for step in range(1, 60):
-        view.update(status(step, loss=3.0 / step, validation=scores, exchange_ms=40.0))
-    view.update(status(60, state="completed", reason="done", validation=scores))
+        view.show_status(status(step, loss=3.0 / step, validation=scores, exchange_ms=40.0))
+    view.show_status(status(60, state="completed", reason="done", validation=scores))
     view.close()
     last = stream.getvalue().rpartition("demo-1")[2]
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).splitlines()
@@ -220,10 +220,10 @@ def test_a_view_that_fails_is_dropped(
     stream = Broken(error, terminal=make is LiveView)
     view = GuardedView(make(stream))
     stream.armed = True
-    view.update(status(1))
+    view.show_status(status(1))
     calls = stream.calls
-    view.update(status(2, state="completed"))
-    view.event("lost", 2, rank=0)
+    view.show_status(status(2, state="completed"))
+    view.show_event("lost", 2, rank=0)
     view.close()
     assert stream.calls == calls, "not tried again"
     assert caplog.text.count("progress is no longer shown") == 1
@@ -240,14 +240,14 @@ def test_a_view_that_fails_is_dropped(
 )
 def test_an_end_is_called_what_it_is(state: str, reason: str | None, said: str):
     stream = io.StringIO()
-    open_view(stream).update(status(2, state=state, reason=reason))
+    open_view(stream).show_status(status(2, state=state, reason=reason))
     assert stream.getvalue().endswith(f"{said}\n")
 
 
 def test_a_wrong_status_does_not_stop_training(caplog: pytest.LogCaptureFixture):
     view = open_view(io.StringIO())
-    view.update({})
-    view.update(status(1))
+    view.show_status({})
+    view.show_status(status(1))
     view.close()
     assert "progress is no longer shown" in caplog.text
 
@@ -268,4 +268,4 @@ def test_pace_survives_a_resume():
     ("seconds", "text"), [(0, "0:00"), (95, "1:35"), (3700, "1:01:40"), (59.7, "1:00")]
 )
 def test_durations(seconds: float, text: str):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

@@ -196,7 +196,7 @@ def test_a_resumed_run_goes_on_counting_validations(tmp_path: Path) -> None:
     before.save(save_of(2, {"loss": 1.0}))
     assert before.close(0, "stopped by SIGTERM") == 0
     after = recorder_of(store, tmp_path / "after", config)
-    after.go_on(Resumed(Path("step-000002"), store.kept[0], ()))
+    after.resume(Resumed(Path("step-000002"), store.kept[0], ()))
     for step in (2, 3):
         assert after.early.stop_reason is None
         after.emit({"event": "validation", "at": step, "loss": 1.0})

@@ -49,7 +49,7 @@ def status(**changes: Any) -> Status:
 
 def test_schema_and_time_are_added(tmp_path: Path):
     file = StatusFile(tmp_path / "new")
-    assert file.update(status())
+    assert file.write_if_due(status())
     read = read_status(file.path)
     assert read["schema"] == "motley.status/1"
     assert read["updated"] > 1_600_000_000
@@ -60,30 +60,30 @@ def test_schema_and_time_are_added(tmp_path: Path):
 def test_moving_numbers_wait_and_changes_of_state_do_not(tmp_path: Path):
     clock = Clock()
     file = StatusFile(tmp_path, interval=0.5, clock=clock)
-    assert file.update(status(step=1))
-    assert not file.update(status(step=2, loss=1.0))
+    assert file.write_if_due(status(step=1))
+    assert not file.write_if_due(status(step=2, loss=1.0))
     clock.now = 0.6
-    assert file.update(status(step=3))
-    assert not file.update(status(step=4))
-    assert file.update(status(step=4, state="stopping", reason="SIGTERM"))
-    assert file.update(status(step=4, state="stopping", reason="SIGTERM"), force=True)
+    assert file.write_if_due(status(step=3))
+    assert not file.write_if_due(status(step=4))
+    assert file.write_if_due(status(step=4, state="stopping", reason="SIGTERM"))
+    assert file.write_if_due(status(step=4, state="stopping", reason="SIGTERM"), force=True)
 
 
 def test_a_worker_changing_in_place_is_a_change_of_state(tmp_path: Path):
     clock = Clock()
     file = StatusFile(tmp_path, clock=clock)
     current = status()
-    file.update(current)
+    file.write_if_due(current)
     current["workers"][0]["samples"] = 3
-    assert not file.update(current)
+    assert not file.write_if_due(current)
     current["workers"][0]["state"] = "lost"
-    assert file.update(current)
+    assert file.write_if_due(current)
     assert read_status(file.path)["workers"][0]["state"] == "lost"
 
 
 def test_nan_is_null(tmp_path: Path):
     file = StatusFile(tmp_path)
-    file.update(status(loss=math.nan, tokens_per_second=-math.inf))
+    file.write_if_due(status(loss=math.nan, tokens_per_second=-math.inf))
     assert read_status(file.path)["loss"] is None
     assert read_status(file.path)["tokens_per_second"] is None
 
@@ -92,12 +92,12 @@ def test_a_failing_disk_is_one_alarm(tmp_path: Path):
     (tmp_path / "file").write_text("")
     alarms: list[str] = []
     file = StatusFile(tmp_path / "file", on_alarm=alarms.append)
-    assert not file.update(status())
-    assert not file.update(status(), force=True)
+    assert not file.write_if_due(status())
+    assert not file.write_if_due(status(), force=True)
     assert len(alarms) == 1
     assert "\n" not in alarms[0]
     (tmp_path / "file").unlink()
-    assert file.update(status())
+    assert file.write_if_due(status())
 
 
 @pytest.mark.parametrize("content", ["", "[]", json.dumps({"schema": "motley.status/9"})])
@@ -126,7 +126,7 @@ def test_an_attempt_that_failed_is_not_the_end_of_its_run(
 ):
     file = StatusFile(tmp_path)
     assert not says_over(file.path)
-    file.update(status(state=state, exit_code=exit_code))
+    file.write_if_due(status(state=state, exit_code=exit_code))
     assert says_over(file.path) == over
 
 

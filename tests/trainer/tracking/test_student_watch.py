@@ -20,7 +20,7 @@ from trainer.tracking.student_watch import StudentWatch, ends_with_student
 def say(folder: Path, state: RunState, exit_code: int | None) -> None:
     status = first_status("run", 10, 1)
     status.update(state=state, exit_code=exit_code)
-    StatusFile(folder).update(status)
+    StatusFile(folder).write_if_due(status)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ for attempt, steps in enumerate([(1, 2, 3), (3, 4)]):
     time.sleep(attempt)  # as a process takes to start: wandb names an attempt by its second
     log = MetricsLog(output, [t for t in open_trackers(config, "run-1", output)])
     if attempt:
-        log.event("resumed", 2, path="step-000002")
+        log.record_event("resumed", 2, path="step-000002")
     for step in steps:
-        log.step(metrics(step))
-    log.validation(steps[-1], loss=0.25, accuracy=0.5, mcc=None)
+        log.record_step(metrics(step))
+    log.record_validation(steps[-1], loss=0.25, accuracy=0.5, mcc=None)
     for tracker in log._trackers:
         tracker.close(attempt, wait=240.0)
 """
@@ -129,7 +129,7 @@ class Stand(Tracker):
         self.told: list[int] = []
         self._fails_at, self._hangs = fails_at, hangs
 
-    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
+    def record_scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
         if self._hangs is not None:
             self._hangs.wait()
         if step == self._fails_at:
@@ -143,7 +143,7 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(
     stand = Stand(fails_at=2)
     tracker = Background("wandb", lambda: stand)
     for step in range(1, 6):
-        tracker.scalars(step, 0.0, {"loss": 1.0})
+        tracker.record_scalars(step, 0.0, {"loss": 1.0})
     tracker.close()
     assert stand.told == [1]
     assert [record.message for record in caplog.records] == [
@@ -157,7 +157,7 @@ def test_a_tracker_that_does_not_open_is_said_once(caplog: pytest.LogCaptureFixt
 
     tracker = Background("mlflow", opens)
     tracker.close()
-    tracker.scalars(1, 0.0, {})
+    tracker.record_scalars(1, 0.0, {})
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "no route to it" in caplog.text
 
@@ -166,7 +166,7 @@ def test_no_step_waits_for_a_tracker_that_hangs(caplog: pytest.LogCaptureFixture
     let_go = threading.Event()
     tracker = Background("trackio", lambda: Stand(hangs=let_go))
     for step in range(10_100):  # more than may wait
-        tracker.scalars(step, 0.0, {})
+        tracker.record_scalars(step, 0.0, {})
     tracker.close(wait=0.05)
     let_go.set()
     assert caplog.text.count("is too slow") == 1

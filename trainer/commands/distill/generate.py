@@ -166,7 +166,7 @@ def generate(
                 open_model,
                 share=share,
                 name=name,
-                on_progress=view.update,
+                on_progress=view.show_status,
                 check=interruption.raise_if_interrupted,
             ).make_shards()
     except Interrupted as reason:

@@ -229,7 +229,7 @@ def teacher(
                 share=share,
                 name=name,
                 over=lambda: until is not None and says_over(until),
-                on_progress=view.update,
+                on_progress=view.show_status,
                 check=interruption.raise_if_interrupted,
             )
             progress = teacher_run.make_shards(stay=stay)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.distill.logits.description import ShardPlan
-from trainer.tracking.picture import duration
+from trainer.tracking.picture import format_duration
 from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choose_view, stamp_line
 
 
@@ -37,7 +37,7 @@ class Progress:
         if self.tokens_per_second is not None:
             parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
         if self.seconds_left is not None:
-            parts.append(f"{duration(self.seconds_left)} left")
+            parts.append(f"{format_duration(self.seconds_left)} left")
         return "  ".join(parts)
 
 
@@ -94,7 +94,7 @@ class Counters:
 
 
 def open_teacher_view(stream: TextIO | None = None) -> ProgressView:
-    """Return the view that fits a stream (stderr); its `update` takes `Progress` as a mapping."""
+    """Return the view that fits a stream (stderr); a status is `Progress` as a mapping."""
     return choose_view(LiveTeacher, PlainTeacher, stream)
 
 
@@ -107,7 +107,7 @@ class PlainTeacher:
         self._stream, self._interval, self._clock = stream, interval, clock
         self._shown_at = -float("inf")
 
-    def update(self, status: Mapping[str, Any]) -> None:
+    def show_status(self, status: Mapping[str, Any]) -> None:
         """Print a line when the last one is old enough, or all is done."""
         progress = Progress(**status)
         is_last = progress.shards_done == progress.shards
@@ -115,7 +115,7 @@ class PlainTeacher:
             self._shown_at = self._clock()
             print(stamp_line(str(progress)), file=self._stream, flush=True)
 
-    def event(self, event: str, step: int, **details: Any) -> None:
+    def show_event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView; a teacher logs what happens."""
 
     def close(self) -> None:
@@ -131,14 +131,14 @@ class LiveTeacher:
         )
         self._live.start()
 
-    def update(self, status: Mapping[str, Any]) -> None:
+    def show_status(self, status: Mapping[str, Any]) -> None:
         """Redraw."""
         progress = Progress(**status)
         bar = Table.grid()  # a bare bar ends without a line break
         bar.add_row(ProgressBar(max(progress.tokens, 1), progress.tokens_done, width=60))
         self._live.update(Group(Text(str(progress), style="bold"), bar), refresh=True)
 
-    def event(self, event: str, step: int, **details: Any) -> None:
+    def show_event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView; a teacher logs what happens."""
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ def make_distributed(
                 if resumed is not None:
                     step, generation = resumed.progress.step, resumed.progress.generation + 1
     if recorder is not None:
-        recorder.go_on(resumed)
+        recorder.resume(resumed)
         for member in members:
             recorder.emit(
                 {

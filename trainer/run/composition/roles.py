@@ -33,7 +33,7 @@ from trainer.system.process.imports import speed_up_imports
 from trainer.system.process.local_workers import LocalWorkers
 from trainer.system.process.stop_signals import StopRequest, handle_stop_signals
 from trainer.system.storage import lease
-from trainer.tracking.notifier import Notifier, telling_of_failure
+from trainer.tracking.notifier import Notifier, notify_of_failure
 from trainer.tracking.trackers.table import check_trackers
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def guard_run(
         watch = BudgetWatch(budget, run_id, ledger, every=every, total_steps=total_steps)
     ended = False
     try:
-        with telling_of_failure(notifier):
+        with notify_of_failure(notifier):
             yield Guards(watch, notifier)
         ended = True
     except TrainerError as error:

@@ -69,7 +69,7 @@ def make_coordinator(
             state, generation = TrainState.create(read()), 0
         write_run_file(config, job.run_id)
         recorder = make_recorder(plan)
-    recorder.go_on(restored)
+    recorder.resume(restored)
     coordinator = Coordinator(
         config=config,
         job=job,
@@ -211,7 +211,7 @@ def make_student(
             position, rounds = _read_stream_position(restored)
             optimizer.restore(restored.state)
         recorder = make_recorder(plan)
-    recorder.go_on(restored)
+    recorder.resume(restored)
     recorder.emit(
         {
             "event": "joined",

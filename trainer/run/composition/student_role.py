@@ -109,7 +109,7 @@ def run_student(
 
 def _await_scores(config: RunConfig, student: Student, stopper: BudgetStopper) -> tuple[bool, str]:
     """Wait for an eval runner; return whether the run is done, and how it ended."""
-    student.recorder.settle()
+    student.recorder.flush()
     student.recorder.emit({"event": "waiting", "reason": "for the scores of its checkpoints"})
     watched = Path(config.checkpoint.folder or config.output)
     progressed = stopper.watch.record_progress if stopper.watch else lambda: None
@@ -127,7 +127,7 @@ def _failure_in_status(config: RunConfig, run_id: str) -> Iterator[Callable[[str
     def on_wait(message: str) -> None:
         log.info("waiting %s", message)
         status["reason"] = message
-        status_file.update(status)
+        status_file.write_if_due(status)
 
     try:
         yield on_wait

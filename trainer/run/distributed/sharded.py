@@ -49,7 +49,7 @@ class ShardedSaves:
             saving = self._sharded.save(self._progress(step))
         except StorageError as error:
             if self._recorder is not None:
-                self._recorder.not_saved(step, str(error))
+                self._recorder.record_failed_save(step, str(error))
         else:
             began = time.monotonic()
             saving.add_done_callback(lambda done: self._record_save(step, began, done))
@@ -80,4 +80,4 @@ class ShardedSaves:
             path, seconds = self._sharded.folder / f"step-{step:06d}", time.monotonic() - began
             recorder.record_checkpoint(step, path, seconds)
         else:
-            recorder.not_saved(step, str(error))
+            recorder.record_failed_save(step, str(error))

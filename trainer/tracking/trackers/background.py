@@ -29,46 +29,48 @@ class Background(Tracker):
         self._name, self._opens = name, opens
         self._calls: queue.Queue[_Call | None] = queue.Queue(_MOST_WAITING)
         self._lost = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_calls, name=name, daemon=True)
         self._thread.start()
 
-    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
+    def record_scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
         """Pass on figures."""
-        self._put(lambda tracker: tracker.scalars(step, now, values))
+        self._put_call(lambda tracker: tracker.record_scalars(step, now, values))
 
-    def text(self, step: int, now: float, tag: str, content: str) -> None:
+    def record_text(self, step: int, now: float, tag: str, content: str) -> None:
         """Pass on a text."""
-        self._put(lambda tracker: tracker.text(step, now, tag, content))
+        self._put_call(lambda tracker: tracker.record_text(step, now, tag, content))
 
     def on_restart(self, step: int, now: float) -> None:
         """Pass on a restart."""
-        self._put(lambda tracker: tracker.on_restart(step, now))
+        self._put_call(lambda tracker: tracker.on_restart(step, now))
 
     def close(self, exit_code: int = 0, wait: float = LAST) -> None:
         """Let the tracker write the rest, a bounded time."""
-        self._put(lambda tracker: tracker.close(exit_code))
-        self._put(None)
+        self._put_call(lambda tracker: tracker.close(exit_code))
+        self._put_call(None)
         self._thread.join(wait)
         if self._thread.is_alive():
-            self._say(f"not done within {wait:.0f} s of the run's end; the rest is not in it")
+            self._report_once(
+                f"not done within {wait:.0f} s of the run's end; the rest is not in it"
+            )
 
-    def _put(self, call: _Call | None) -> None:
+    def _put_call(self, call: _Call | None) -> None:
         if not self._thread.is_alive():
             return
         try:
             self._calls.put_nowait(call)
         except queue.Full:
             if not self._lost:
-                self._say("is too slow; it lacks some figures")
+                self._report_once("is too slow; it lacks some figures")
             self._lost = True
 
-    def _work(self) -> None:
+    def _run_calls(self) -> None:
         try:
             tracker = self._opens()
             while (call := self._calls.get()) is not None:
                 call(tracker)
         except Exception as error:  # another program's: whatever it raises, the run goes on
-            self._say(f"{first_line(error)}; it gets nothing more")
+            self._report_once(f"{first_line(error)}; it gets nothing more")
 
-    def _say(self, what: str) -> None:
+    def _report_once(self, what: str) -> None:
         log.warning("tracking %s: %s (metrics.jsonl has everything)", self._name, what)

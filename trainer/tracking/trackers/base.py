@@ -12,10 +12,10 @@ class Tracker(Protocol):
     `now` is in Unix seconds.
     """
 
-    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
+    def record_scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
         """Record figures by their tags, such as `loss` or `shares/rank_1`."""
 
-    def text(self, step: int, now: float, tag: str, content: str) -> None:
+    def record_text(self, step: int, now: float, tag: str, content: str) -> None:
         """Record a text."""
 
     def on_restart(self, step: int, now: float) -> None:

@@ -40,7 +40,7 @@ class MlflowRun(Tracker):
                 part = list(settings.items())[begin : begin + 100]
                 client.log_batch(self._id, params=[Param(key, str(value)) for key, value in part])
 
-    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
+    def record_scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
         """Record figures."""
         at = int(now * 1000)
         metrics = [self._metric(name, float(value), at, step) for name, value in values.items()]

@@ -31,12 +31,12 @@ class TensorBoardFile(Tracker):
         self._available = True
         self._files = 0
 
-    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
+    def record_scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
         """Record figures by their tags."""
         summary = [{"tag": tag, "simple_value": float(value)} for tag, value in values.items()]
-        self._write({"wall_time": now, "step": step, "summary": {"value": summary}})
+        self._write_event({"wall_time": now, "step": step, "summary": {"value": summary}})
 
-    def text(self, step: int, now: float, tag: str, content: str) -> None:
+    def record_text(self, step: int, now: float, tag: str, content: str) -> None:
         """Record a text."""
         value = {
             "tag": tag,
@@ -47,11 +47,11 @@ class TensorBoardFile(Tracker):
                 "string_val": [content.encode()],
             },
         }
-        self._write({"wall_time": now, "step": step, "summary": {"value": [value]}})
+        self._write_event({"wall_time": now, "step": step, "summary": {"value": [value]}})
 
     def on_restart(self, step: int, now: float) -> None:
         """Tell TensorBoard to drop the steps after `step`."""
-        self._write({"wall_time": now, "step": step + 1, "session_log": {"status": "START"}})
+        self._write_event({"wall_time": now, "step": step + 1, "session_log": {"status": "START"}})
 
     def close(self, exit_code: int = 0) -> None:  # noqa: ARG002 - as Tracker has it
         """Close the file; a later record opens another."""
@@ -60,7 +60,7 @@ class TensorBoardFile(Tracker):
                 self._records.close()
             self._records = None
 
-    def _write(self, event: dict[str, Any]) -> None:
+    def _write_event(self, event: dict[str, Any]) -> None:
         if not self._available:
             return
         try:
@@ -75,11 +75,11 @@ class TensorBoardFile(Tracker):
         messages: Any = event_pb2  # its classes are built at run time, unseen by type checkers
 
         def serialize_message(tree: dict[str, Any]) -> bytes:
-            return _message(messages.Event(), tree).SerializeToString()
+            return _make_message(messages.Event(), tree).SerializeToString()
 
         try:
             if self._records is None:
-                self._records = RecordWriter(self._open())
+                self._records = RecordWriter(self._open_writer())
                 version = {"wall_time": event["wall_time"], "file_version": "brain.Event:2"}
                 self._records.write(serialize_message(version))
             self._records.write(serialize_message(event))
@@ -88,7 +88,7 @@ class TensorBoardFile(Tracker):
             self.close()
             self._outage.note_failure(error.strerror or str(error))
 
-    def _open(self) -> Any:
+    def _open_writer(self) -> Any:
         self._folder.mkdir(exist_ok=True)  # not its parent: a share may be unreachable
         self._files += 1
         stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{self._files}"
@@ -112,18 +112,18 @@ class _WholeWrites:
         self._file.close()
 
 
-def _message(message: Any, tree: Mapping[str, Any]) -> Any:
+def _make_message(message: Any, tree: Mapping[str, Any]) -> Any:
     """Fill a protobuf message from a tree of plain values."""
     for name, value in tree.items():
         if isinstance(value, dict):
             target = getattr(message, name)
             target.SetInParent()
-            _message(target, value)
+            _make_message(target, value)
         elif isinstance(value, list):
             target = getattr(message, name)
             for item in value:
                 if isinstance(item, dict):
-                    _message(target.add(), item)
+                    _make_message(target.add(), item)
                 else:
                     target.append(item)
         elif isinstance(value, str) and (enum := message.DESCRIPTOR.fields_by_name[name].enum_type):

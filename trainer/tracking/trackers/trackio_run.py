@@ -28,7 +28,7 @@ class TrackioRun(Tracker):
                 auto_log_cpu=False,
             )
 
-    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:  # noqa: ARG002 - as Tracker has it
+    def record_scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:  # noqa: ARG002 - as Tracker has it
         """Record figures."""
         self._run.log(dict(values), step=step)
 

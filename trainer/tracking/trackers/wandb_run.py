@@ -34,7 +34,7 @@ class WandbRun(Tracker):
         )
         self._run.define_metric("*", step_metric="step")
 
-    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:  # noqa: ARG002 - as Tracker has it
+    def record_scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:  # noqa: ARG002 - as Tracker has it
         """Record figures."""
         self._run.log({"step": step, **values})
 

@@ -80,35 +80,41 @@ class RecordedRun:
             ],
         }
         for rank in range(3):
-            self.metrics.event("joined", 0, rank=rank, host=HOSTILE, device=HOSTILE, backend="cpu")
+            self.metrics.record_event(
+                "joined", 0, rank=rank, host=HOSTILE, device=HOSTILE, backend="cpu"
+            )
         self.answer(0)
         for number in range(1, 11):
             self.step(number)
             if number in (4, 10):
                 self.answer(number)
-        self.metrics.validation(10, loss=0.75, accuracy=0.5)
-        self.metrics.event("verified", 10, at=10, digest="5f" * 32, ranks=[0, 1, 2])
+        self.metrics.record_validation(10, loss=0.75, accuracy=0.5)
+        self.metrics.record_event("verified", 10, at=10, digest="5f" * 32, ranks=[0, 1, 2])
 
     def answer(self, step: int) -> None:
         """Record the answers to two prompts."""
         for number, prompt in ((1, "How are you?"), (2, HOSTILE)):
             text = f"as at step {step} {HOSTILE}"
-            self.metrics.answer(step, number=number, prompt=prompt, text=text, tokens=4, ended=True)
+            self.metrics.record_answer(
+                step, number=number, prompt=prompt, text=text, tokens=4, ended=True
+            )
 
     def step(self, number: int) -> None:
         """Record a step."""
         self._now += 0.5
         if number == 4:
-            self.metrics.event("lost", 4, rank=1, reason=f"connection of {HOSTILE}")
-            self.metrics.event("redealt", 4, rank=1, samples=4, to=[0, 2])
+            self.metrics.record_event("lost", 4, rank=1, reason=f"connection of {HOSTILE}")
+            self.metrics.record_event("redealt", 4, rank=1, samples=4, to=[0, 2])
         if number == 6:
-            self.metrics.event("rejoined", 6, rank=1, host=HOSTILE, device="cpu", backend="cpu")
+            self.metrics.record_event(
+                "rejoined", 6, rank=1, host=HOSTILE, device="cpu", backend="cpu"
+            )
         first = 12 * (number - 1)
         samples = [[0, first, first + 4], [1, first + 4, first + 8], [2, first + 8, first + 12]]
         if 4 <= number < 6:
             samples = [[0, first, first + 6], [2, first + 6, first + 12]]
         ranks = [rank for rank, _, _ in samples]
-        self.metrics.step(
+        self.metrics.record_step(
             Step(
                 step=number,
                 epoch=0,
@@ -128,7 +134,7 @@ class RecordedRun:
             )
         )
         self.status |= {"step": number, "loss": 2.0 / number, "tokens_per_second": 1000.0 + number}
-        StatusFile(self.output).update(self.status, force=True)  # pyright: ignore[reportArgumentType]
+        StatusFile(self.output).write_if_due(self.status, force=True)  # pyright: ignore[reportArgumentType]
 
     def finish(self, folder: Path, name: str = HOSTILE) -> None:
         """End it, with a checkpoint, a folder to publish, spending, and its settings.
@@ -136,7 +142,7 @@ class RecordedRun:
         Args:
             name: of the model.
         """
-        self.metrics.validation(10, loss=0.75, accuracy=0.5, confusion=[[3, 1], [2, 4]])
+        self.metrics.record_validation(10, loss=0.75, accuracy=0.5, confusion=[[3, 1], [2, 4]])
         store = self.output / "checkpoints"
         (store / "step-10").mkdir(parents=True)
         (store / "best").symlink_to("step-10")
@@ -163,7 +169,7 @@ class RecordedRun:
             "exit_code": 0,
             "checkpoint": {"step": 10, "path": str(store / "step-10")},
         }
-        StatusFile(self.output).update(self.status, force=True)  # pyright: ignore[reportArgumentType]
+        StatusFile(self.output).write_if_due(self.status, force=True)  # pyright: ignore[reportArgumentType]
 
     def log(self, process: str, text: str, attempt: int = 1, *marks: tuple[float, int]) -> None:
         """Add to the log of a process; `marks` are moments and the size that it had then."""
@@ -201,7 +207,7 @@ class RecordedDistillation:
         (self.output / "checkpoints" / "step-3").mkdir(parents=True)
         metrics = MetricsLog(self.output)
         for number in range(1, 4):
-            metrics.step(
+            metrics.record_step(
                 Step(
                     step=number,
                     epoch=0,
@@ -222,7 +228,7 @@ class RecordedDistillation:
             "step": 3,
             "checkpoint": {"step": 3, "path": str(self.output / "checkpoints" / "step-3")},
         }
-        StatusFile(self.output).update(status, force=True)  # pyright: ignore[reportArgumentType]
+        StatusFile(self.output).write_if_due(status, force=True)  # pyright: ignore[reportArgumentType]
         (self.output / "evaluations").mkdir()
         with (self.output / "evaluations" / "evaluations.jsonl").open("w") as file:
             for step, loss in ((2, 2.0), (3, 2.5)):

@@ -112,7 +112,7 @@ def read(history: History) -> list[dict[str, Any]]:
 
 def test_a_resumed_run_goes_on_with_the_sums_of_its_checkpoint(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "state")
-    recorded.metrics.event("resumed", 8)
+    recorded.metrics.record_event("resumed", 8)
     for number in range(9, 13):
         recorded.step(number)
     history = History(Registry.for_this_user().get_run(RUN_ID))
@@ -123,7 +123,7 @@ def test_a_resumed_run_goes_on_with_the_sums_of_its_checkpoint(tmp_path: Path) -
     recorded.step(14)
     recorded.step(13)
     assert read(history)[-1]["so_far"][:3] == [168, 12, 24]  # a ledger that is wrong is told
-    recorded.metrics.event("resumed", 0)
+    recorded.metrics.record_event("resumed", 0)
     recorded.step(1)
     assert read(history)[-1]["so_far"][:3] == [12, 0, 0]
 
@@ -156,7 +156,9 @@ def test_a_long_history_is_thinned_out_and_loses_no_sum(tmp_path: Path) -> None:
     for number in range(11, 1001):
         recorded.step(number)
         if number % 10 == 0:
-            recorded.metrics.event("verified", number, at=number, digest="5f" * 32, ranks=[0])
+            recorded.metrics.record_event(
+                "verified", number, at=number, digest="5f" * 32, ranks=[0]
+            )
         if number % 20 == 0:
             lines = read(history)
             assert sum(len(json.dumps(line, separators=(",", ":"))) for line in lines) <= most

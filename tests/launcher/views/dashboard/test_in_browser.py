@@ -104,7 +104,9 @@ def test_answers_to_the_prompts_newest_and_first(
 def test_a_run_that_has_ended_unfolds_its_result_and_is_not_live(
     recorded: RecordedRun, server: Server, browser: Browser, tmp_path: Path
 ) -> None:
-    recorded.metrics.answer(10, number=1, prompt="How are you?", text=" ", tokens=1, ended=True)
+    recorded.metrics.record_answer(
+        10, number=1, prompt="How are you?", text=" ", tokens=1, ended=True
+    )
     card = [f"line {number} of the result: {'runs/output/' * 4}" for number in range(20)]
     recorded.status["card"] = card
     recorded.finish(tmp_path / "state")
@@ -165,7 +167,7 @@ def test_what_is_drawn_again_keeps_the_focus(
     browser.open(f"{server.url}#/run/{RUN_ID}")
     browser.wait("document.querySelector('.events .good button') !== null")
     browser.run("document.querySelector('.events .good button').focus()")
-    recorded.metrics.event("idle", 10, rank=2)
+    recorded.metrics.record_event("idle", 10, rank=2)
     browser.wait("document.querySelector('.events .amber') !== null")
     assert browser.run("document.activeElement.textContent") == "step 6"
     assert browser.run("document.querySelector('#said').textContent").startswith("worker 2 idle")

@@ -111,7 +111,7 @@ def test_the_page_has_its_data_inside_and_no_mark_of_them(
     monkeypatch.chdir(tmp_path)
     recorded = RecordedRun(tmp_path / "state")
     recorded.finish(tmp_path / "state")
-    recorded.metrics.event("alarm", 10, reason="</script><!--<script>\u2028")
+    recorded.metrics.record_event("alarm", 10, reason="</script><!--<script>\u2028")
     page = written(capsys)
     assert (tmp_path / f"{RUN_ID}.html").exists()
     inside = re.search(r'<script type="application/json" id="data">([^<]*)</script>', page)
