@@ -172,7 +172,7 @@ def on_torch(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
         replica.forward_backward(batch, lambda *_: None)
     training = training_of(config, accelerator=False, recompute=False)
     parts = plan_memory_by_part(shape, replace(training, rows=ROWS), Strategy(data="motley"))
-    size = parts.bytes()
+    size = parts.bytes_by_part()
     planned = sum(size.values()) - size["optimizer"]  # the exchange's, which is not here
     return {"planned": planned, "peak": peak.bytes - before, "parts": size}
 

@@ -98,5 +98,5 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
         rows = ROWS // spread.replicas // spread.microbatches
         training = training_of(config, accelerator=False, recompute=False)
         parts = plan_memory_by_part(read_shape(folder), replace(training, rows=rows), spread)
-        size = parts.bytes()
+        size = parts.bytes_by_part()
         return {"planned": sum(size.values()), "peak": peak.bytes - before, "parts": size}

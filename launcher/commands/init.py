@@ -74,7 +74,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     from trainer.config.run import load_config
     from trainer.data.sources import find_data, refuse_pipe
     from trainer.model.files import local_model
-    from trainer.planning.defaults import HELD_OUT, derive, provisional
+    from trainer.planning.defaults import HELD_OUT, derive_settings, provisional_task
 
     if source is not None:
         given = {"model.path": model, "data.train": data}
@@ -85,12 +85,12 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         for line in lines:
             render.print_line(line)
         return
-    config = load_config(None, {"model.path": model, "data.train": data, **provisional({})})
+    config = load_config(None, {"model.path": model, "data.train": data, **provisional_task({})})
     folder = local_model(Path(model))
     if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
         refuse_pipe(Path(data))
         find_data(Path(data))
-    settled = {part.key: part.value for part in derive(config, (), folder, ())}
+    settled = {part.key: part.value for part in derive_settings(config, (), folder, ())}
     config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})
     classes = "" if config.num_classes is None else f"num_classes: {config.num_classes}\n"
     if config.class_names is not None:

@@ -132,7 +132,7 @@ def plan(
     from launcher.runs.planned import inventory_cluster, model_shape, untrained_model
     from trainer.planning.cost import Prices
     from trainer.planning.devices import parse_cluster
-    from trainer.planning.logits_size import Kept
+    from trainer.planning.logits_size import StoredScores
     from trainer.planning.strategies import Request
 
     refuse_mixed(distill)
@@ -143,7 +143,7 @@ def plan(
     model = None if model is None else untrained_model(model)
     found = model_shape(model, shape, None if distill else "full" if method == "full" else "lora")
     if distill:
-        kept = Kept(scheme=scheme, top_k=top_k)
+        kept = StoredScores(scheme=scheme, top_k=top_k)
         print_distillation_plan(
             found, student, tokens, length, kept, inventory, text, rates, as_json
         )
@@ -191,11 +191,11 @@ def _print_plan(
     """
     from launcher.errors import ConfigError, PreflightError
     from launcher.views import planning, render
-    from trainer.planning.decision import pick
-    from trainer.planning.strategies import options
+    from trainer.planning.decision import pick_strategy
+    from trainer.planning.strategies import list_options
 
-    found = options(request)
-    chosen = pick(request, found)
+    found = list_options(request)
+    chosen = pick_strategy(request, found)
     if as_json:
         render.print_json(planning.plan_tree(request, found, chosen))
     elif explain is not None:

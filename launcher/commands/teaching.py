@@ -10,7 +10,7 @@ import click
 from launcher.commands.options import combine_options
 
 if TYPE_CHECKING:
-    from trainer.planning.logits_size import Kept
+    from trainer.planning.logits_size import StoredScores
     from trainer.planning.shapes import ModelShape
 
 teaching_options = combine_options(
@@ -73,7 +73,7 @@ def print_distillation_plan(
     student: str | None,
     tokens: float,
     length: int,
-    kept: Kept,
+    kept: StoredScores,
     inventory: Path | None,
     text: str | None,
     rates: tuple[str, ...],

@@ -15,7 +15,7 @@ from launcher.runs.records.registry import Registry, new_run_id
 from launcher.runs.status import RunMonitor
 from trainer.config.run import RunConfig
 from trainer.model.files import local_model
-from trainer.planning.defaults import derive
+from trainer.planning.defaults import derive_settings
 from trainer.system.yaml_tree import parse_yaml
 
 _HERE = (Host(name="localhost", connection="local"),)
@@ -40,7 +40,8 @@ def new_run(order: JobRequest) -> Outgoing:
     if order.derived_settings is not None:
         folder = local_model(Path(config.model.path))
         found = {
-            part.key: part.value for part in derive(config, order.derived_settings, folder, ())
+            part.key: part.value
+            for part in derive_settings(config, order.derived_settings, folder, ())
         }
         config = config.with_settings(found)
     return Outgoing(run_id=new_run_id(config.name), config=config)

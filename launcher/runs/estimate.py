@@ -24,7 +24,7 @@ from trainer.planning.devices import ClusterShape, LinkRates
 from trainer.planning.distillation import distillation_seconds, scoring_seconds
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategies import Request
-from trainer.planning.strategies import plan as plan_strategy
+from trainer.planning.strategies import plan_option as plan_strategy
 from trainer.planning.strategy import Method, Strategy
 
 P = ParamSpec("P")

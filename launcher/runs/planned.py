@@ -159,7 +159,7 @@ def _count_devices(host: Host, remarks: list[str]) -> Counter[DeviceModel]:
             if not memory:
                 raise ConfigError(f"host {host.name}: its main memory is unknown")
             remarks.append(f"CPU: {CORE_FLOPS / 1e9:g} GFLOP/s a core are assumed")
-            found[known.processor(cores, memory)] += 1
+            found[known.assume_processor(cores, memory)] += 1
             continue
         try:
             row = find_device(device.name, device.memory)

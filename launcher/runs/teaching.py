@@ -22,10 +22,10 @@ from trainer.planning.cost import Cost
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import ClusterShape
 from trainer.planning.distillation import distillation_seconds
-from trainer.planning.logits_size import Kept, bytes_per_token
+from trainer.planning.logits_size import StoredScores, bytes_per_token
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategies import Request, StrategyOption
-from trainer.planning.strategies import plan as plan_strategy
+from trainer.planning.strategies import plan_option as plan_strategy
 from trainer.planning.strategy import Strategy
 from trainer.planning.teachers import (
     Measured,
@@ -61,7 +61,7 @@ class DistillationRequest:
     tokens: float
     length: int
     """Tokens of a window."""
-    kept: Kept
+    kept: StoredScores
     seats: DistillationDevices
     given: float | None = None
     """Tokens a second of a teacher."""
@@ -81,7 +81,7 @@ class DistillationPlan:
 
     def total_seconds(self, tokens: float) -> float | None:
         """Return the time of the whole, of a student that reads each window once; None: unknown."""
-        scoring = None if self.pick is None else self.pick.seconds(tokens)
+        scoring = None if self.pick is None else self.pick.scoring_seconds(tokens)
         if self.learning is None:
             return scoring
         learning = self.learning_cost

@@ -12,7 +12,7 @@ from rich.table import Table
 from launcher.views.tables import Column, make_table
 from trainer.config.exchange import MIN_RING_SIZE
 from trainer.planning.decision import Pick
-from trainer.planning.devices import GIB, count_text, gib
+from trainer.planning.devices import GIB, count_text, format_gib
 from trainer.planning.exchange_choice import ChosenExchange
 from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption
 from trainer.planning.strategy import Strategy
@@ -73,7 +73,7 @@ def describe_choice(request: Request, pick: Pick, again: Mapping[str, str]) -> l
     chosen, second = pick.option, pick.second
     if chosen is None:
         return [*pick.lines]
-    of = f"fits in {gib(chosen.memory.total)} of {gib(chosen.room)} GiB"
+    of = f"fits in {format_gib(chosen.memory.total)} of {format_gib(chosen.room)} GiB"
     if second is None:
         beside = "; nothing else fits"
     else:
@@ -86,7 +86,7 @@ def describe_choice(request: Request, pick: Pick, again: Mapping[str, str]) -> l
 
 def _describe_speed(chosen: StrategyOption, second: StrategyOption) -> str:
     if chosen.time is None or second.time is None:
-        return f"with {gib(second.memory.total)} GiB next is"
+        return f"with {format_gib(second.memory.total)} GiB next is"
     faster = second.seconds / chosen.seconds
     if 0.97 < faster < 1.03:
         return "as fast as"
@@ -137,7 +137,7 @@ def _next_command(chosen: StrategyOption, again: Mapping[str, str], hosts: int) 
 
 
 def _option_row(request: Request, option: StrategyOption, picked: bool) -> list[str]:
-    parts = [gib(size) for size in option.memory.bytes().values()]
+    parts = [format_gib(size) for size in option.memory.bytes_by_part().values()]
     time, cost = option.time, option.cost
     seconds = ["-"] * 4
     if time is not None:
@@ -158,7 +158,7 @@ def _option_row(request: Request, option: StrategyOption, picked: bool) -> list[
         option.title,
         "<-" if picked else "",
         *parts,
-        gib(option.memory.total),
+        format_gib(option.memory.total),
         "yes" if option.fits else "no",
         option.training.recompute,
         *seconds,
@@ -182,7 +182,7 @@ def explain_option(option: StrategyOption) -> list[str]:
         f"{option.title}: {strategy.microbatches} micro-batches of {training.rows} x"
         f" {training.length} tokens, recompute {training.recompute}"
     ]
-    for part, term in option.memory.terms():
+    for part, term in option.memory.list_terms():
         lines += [
             f"{part}: {term.name} = {term.value / GIB:.3f} GiB",
             f"    {term.formula}",
@@ -190,7 +190,7 @@ def explain_option(option: StrategyOption) -> list[str]:
             f"    {term.source}",
         ]
     lines.append(f"together {option.memory.total / GIB:.2f} GiB of {option.room / GIB:.2f} usable")
-    for term in option.time.terms() if option.time is not None else ():
+    for term in option.time.list_terms() if option.time is not None else ():
         lines += [
             f"time: {term.name} = {term.value:.4g} s",
             f"    {term.formula}",
@@ -236,7 +236,7 @@ def _option_tree(option: StrategyOption) -> dict[str, Any]:
         "fits": option.fits,
         "room": option.room,
         "total": option.memory.total,
-        "bytes": option.memory.bytes(),
+        "bytes": option.memory.bytes_by_part(),
         "rows": option.training.rows,
         "microbatches": option.strategy.microbatches,
         "recompute": option.training.recompute,

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from launcher.runs.teaching import DistillationPlan, DistillationRequest
 from launcher.views.tables import Column, make_table
-from trainer.planning.devices import count_text, gib, size_text
-from trainer.planning.logits_size import Kept
+from trainer.planning.devices import count_text, format_gib, size_text
+from trainer.planning.logits_size import StoredScores
 from trainer.planning.teachers import DISK_RATE, WINDOW, TeacherOption
 
 _COLUMNS = (
@@ -51,15 +51,15 @@ def teacher_table(request: DistillationRequest, plan: DistillationPlan, width: i
 
 
 def _option_row(option: TeacherOption, picked: bool, tokens: float) -> list[str]:
-    fits, seconds = option.fits != "no", option.seconds(tokens)
+    fits, seconds = option.fits != "no", option.scoring_seconds(tokens)
     return [
         option.format.engine or "none",
         option.format.weights,
         option.place,
         "<-" if picked else "",
-        gib(option.total),
-        gib(option.least),
-        gib(option.room),
+        format_gib(option.total),
+        format_gib(option.least),
+        format_gib(option.room),
         "from disk" if option.fits == "disk" else option.fits,
         str(option.teachers) if fits else "-",
         "-" if option.rate is None else f"{option.rate:.3g}",
@@ -85,7 +85,7 @@ def _time_lines(request: DistillationRequest, plan: DistillationPlan) -> list[st
         return _too_large(plan.options)
     lines: list[str] = []
     how = f"{option.format.name} on {option.device}"
-    seconds = option.seconds(request.tokens)
+    seconds = option.scoring_seconds(request.tokens)
     if seconds is None or option.rate is None:
         lines.append(f"{how}: fits; its speed is not known, measure it: --rate")
     else:
@@ -95,8 +95,9 @@ def _time_lines(request: DistillationRequest, plan: DistillationPlan) -> list[st
         )
     if option.fits == "disk":
         lines.append(
-            f"{gib(option.total)} GiB do not fit into {gib(option.room)}: each forward reads the"
-            f" weights from their file, at {DISK_RATE / 1e9:g} GB/s if that is as assumed"
+            f"{format_gib(option.total)} GiB do not fit into {format_gib(option.room)}: each"
+            f" forward reads the weights from their file, at {DISK_RATE / 1e9:g} GB/s if that is as"
+            " assumed"
         )
     return lines
 
@@ -107,10 +108,12 @@ def _too_large(options: Sequence[TeacherOption]) -> list[str]:
     if not able:
         return ["No engine computes it on these devices"]
     least = min(able, key=lambda one: one.least)
-    whole = "" if least.least == least.total else f"; {gib(least.total)} to read the disk once"
+    whole = (
+        "" if least.least == least.total else f"; {format_gib(least.total)} to read the disk once"
+    )
     return [
         f"No engine fits: the least is {least.format.name} on {least.place}, with"
-        f" {gib(least.least)} GiB of {gib(least.room)} there{whole}",
+        f" {format_gib(least.least)} GiB of {format_gib(least.room)} there{whole}",
         "Give a host with more memory, or take a smaller teacher",
     ]
 
@@ -124,12 +127,12 @@ def _student_lines(request: DistillationRequest, plan: DistillationPlan) -> list
     learning = plan.learning
     if not learning.fits:
         return [
-            f"{who} needs {gib(learning.memory.total)} GiB, {gib(learning.room)} are there: take a"
-            " smaller one"
+            f"{who} needs {format_gib(learning.memory.total)} GiB, {format_gib(learning.room)} are"
+            " there: take a smaller one"
         ]
     cost, scoring = plan.learning_cost, None
     if plan.pick is not None:
-        scoring = plan.pick.seconds(request.tokens)
+        scoring = plan.pick.scoring_seconds(request.tokens)
     if cost is None:
         return [f"{who}: its speed is not known"]
     learns = f"{who} learns an epoch in {_format_hours(cost.seconds)} hours, computed"
@@ -164,7 +167,7 @@ def _next_command(request: DistillationRequest, plan: DistillationPlan) -> list[
         settings["processes"] = option.teachers
     if kept.scheme != "topk":
         settings["scheme"] = kept.scheme
-    elif kept.top_k != Kept().top_k:
+    elif kept.top_k != StoredScores().top_k:
         settings["top_k"] = kept.top_k
     if request.length != WINDOW:
         settings["max_seq_len"] = request.length
@@ -231,5 +234,5 @@ def _option_tree(option: TeacherOption, tokens: float) -> dict[str, Any]:
         "teachers": tree["teachers"],
         "tokens_per_second": tree["rate"],
         "source": tree["source"],
-        "seconds": option.seconds(tokens),
+        "seconds": option.scoring_seconds(tokens),
     }

@@ -182,6 +182,6 @@ def test_a_worker_and_the_leader_of_a_group_take_what_is_planned(
             assert [process.wait(2 * PATIENCE) for process in cluster.processes] == [0, 0, 0]
         found.append([of_leader.most, of_worker.most])
     config, _ = of_run(cluster)
-    planned = RunMemory.of(cluster.bench.model, config).needed_bytes("cpu", 16)
+    planned = RunMemory.of_model_folder(cluster.bench.model, config).needed_bytes("cpu", 16)
     taken = [of_large - of_small for of_small, of_large in zip(*found, strict=True)]
     assert taken == pytest.approx([planned, planned], rel=0.1)

@@ -18,7 +18,7 @@ from trainer.config.run import SCRIPT, RunConfig
 from trainer.config.script import read_script
 from trainer.data.sources import refuse_pipe
 from trainer.model.files import resolve_model
-from trainer.planning.defaults import derive, own_rooms, provisional, table
+from trainer.planning.defaults import derive_settings, format_table, own_rooms, provisional_task
 from trainer.run.composition import preload
 from trainer.run.distributed.environment import Environment, read_environment
 from trainer.system.backends import RequestedBackend
@@ -146,7 +146,7 @@ def finetune(
     if script_path is not None and given.setdefault("task", SCRIPT) != SCRIPT:
         raise InputError(f"--script: its loss is its task; leave out --task {given['task']}")
     derives = source is None and script_path is None
-    config = run_config.load_config(source, provisional(given) | given if derives else given)
+    config = run_config.load_config(source, provisional_task(given) | given if derives else given)
     if script_path is None and config.task == SCRIPT:
         raise InputError("task script: name the script with --script FILE; no config names one")
     if script_path is None and flags["script_digest"]:
@@ -239,6 +239,6 @@ def _follow_data(
         backend: where it computes, which limits memory; None: memory is ignored.
     """
     rooms = () if backend is None else own_rooms(backend)
-    found = derive(config, given, resolve_model(config.model.path), rooms)
+    found = derive_settings(config, given, resolve_model(config.model.path), rooms)
     settled = config.with_settings({part.key: part.value for part in found})
-    return settled, table(found, settled.output)
+    return settled, format_table(found, settled.output)

@@ -57,14 +57,14 @@ def inspect_data(
     from trainer.model.class_names import read_class_names
     from trainer.model.files import resolve_model
     from trainer.model.safetensors_headers import read_config
-    from trainer.planning.defaults import derive, provisional
+    from trainer.planning.defaults import derive_settings, provisional_task
     from trainer.system.process.slow_log import log_if_slow
 
     given = overrides(flags, {"task": "task"}, settings)
     paths = {"model.path": model or "none", "data.train": str(file)}
-    config = load_config(None, {**paths, **provisional(given), **given})
+    config = load_config(None, {**paths, **provisional_task(given), **given})
     folder = resolve_model(model) if model is not None else None
-    found = {part.key: part.value for part in derive(config, given, folder, ())}
+    found = {part.key: part.value for part in derive_settings(config, given, folder, ())}
     config = config.with_settings(found)
     config = with_names(config, read_class_names(read_config(folder)) if folder else ())
     encoder = Encoder(folder, config.data.lost_text, config.data.date) if folder else None

@@ -243,5 +243,5 @@ def _planned_bytes(recompute: Recompute) -> float:
     training = TrainingSetup(length=LENGTH, rows=ROWS, recompute=recompute, precision=FP32)
     parts = plan_memory_by_part(
         parse_shape(_SIZES, "the lab's model", "lab"), training, Strategy()
-    ).bytes()
+    ).bytes_by_part()
     return round(sum(parts[part] for part in ("activations", "logits", "gradients")) / 2**20, 1)

@@ -59,7 +59,7 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
     # Attention: turned queries and its result, turned keys and values. MLP: gate, its SiLU, up and
     # their product.
     sharded = element * (kept.queries * shape.queries + 2 * keys)
-    sharded += _mlp(shape, training, kept)
+    sharded += _mlp_bytes(shape, training, kept)
     if kept.scores:  # softmax works in fp32; its result is copied to another format
         copies = kept.scores - 1 + (element < 4)
         sharded += (4 + element * copies) * shape.heads * training.length
@@ -72,7 +72,7 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
     if training.method != "full":
         adapters = element * training.rank * len(training.targets)
     if training.dora:  # the products before their rows are scaled, in fp32
-        rows = {name: size[0] for name, size in shape.linears().items()}
+        rows = {name: size[0] for name, size in shape.layer_matrices().items()}
         adapters += 4 * sum(rows[name] for name in training.targets if name in rows)
     if shape.recurrent_layers:
         share = shape.recurrent_layers / shape.layers
@@ -101,13 +101,13 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
     )
 
 
-def _mlp(shape: ModelShape, training: TrainingSetup, kept: SavedActivations) -> float:
+def _mlp_bytes(shape: ModelShape, training: TrainingSetup, kept: SavedActivations) -> float:
     """Return the bytes that an MLP keeps for a token, or the experts that it passes through.
 
     Experts compute in the format of their weights.
     """
     if shape.experts == 1 or shape.kept is None:
-        return training.precision.activation * kept.inner * _inner(shape)
+        return training.precision.activation * kept.inner * _inner_width(shape)
     trained = training.method == "full" or adapts_experts(shape, training)
     columns = (kept.inner - (not trained)) * shape.inner + (1 + trained) * shape.hidden
     # The expert that every token passes through, and its product before a gate of its own.
@@ -179,7 +179,7 @@ def stream_bytes(training: TrainingSetup) -> int:
     return 2 if narrow and training.method != "full" else 4
 
 
-def _inner(shape: ModelShape) -> int:
+def _inner_width(shape: ModelShape) -> int:
     return max(shape.inner * shape.active_experts + shape.shared_inner, shape.dense_inner)
 
 
@@ -192,7 +192,7 @@ def of_backward(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
     experts = shape.experts > 1 and shape.kept is not None
     element = _expert_element(training) if experts else training.precision.activation
     whole = strategy.tensor if strategy.sequence else 1
-    inner = _inner(shape) if shape.gated else shape.inner
+    inner = _inner_width(shape) if shape.gated else shape.inner
     scores = shape.heads * training.length if shape.kept and shape.kept.scores else 0
     return term(
         "gradients of one layer's activations, each token",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.config.codec import FREE
-from trainer.planning.devices import gib
+from trainer.planning.devices import format_gib
 from trainer.planning.exchange_choice import LEAST_ROUNDS
 from trainer.planning.exchange_choice import MOST_EXPOSED as MOST_ADDED
 from trainer.planning.strategies import Request, StrategyOption
@@ -29,7 +29,7 @@ class Facts:
     request: Request
     options: Sequence[StrategyOption]
 
-    def family(self, leaf: Leaf) -> list[StrategyOption]:
+    def options_of_leaf(self, leaf: Leaf) -> list[StrategyOption]:
         """Return the options of a leaf, those that fit before others, the fastest first."""
         found = [option for option in self.options if leaf.has(option)]
         return sorted(found, key=lambda option: (not option.fits, option.seconds))
@@ -74,19 +74,20 @@ class Pick:
         return self.sentence, self.runner_up
 
 
-def pick(request: Request, options: Sequence[StrategyOption]) -> Pick:
+def pick_strategy(request: Request, options: Sequence[StrategyOption]) -> Pick:
     """Apply the rules; return the pick, the number that decided, and the runner-up."""
     facts = Facts(request, options)
-    leaf, reason = _walk(ROOT, facts, "")
-    family = facts.family(leaf)
+    leaf, reason = _walk_rules(ROOT, facts, "")
+    family = facts.options_of_leaf(leaf)
     chosen = family[0] if family and family[0].fits else None
     if chosen is None:
         least = min(options, key=lambda option: option.memory.total)
         return Pick(
             None,
             f"Nothing fits: {reason}.",
-            f"{least.title} needs least, {gib(least.memory.total)} of {gib(least.room)} GiB:"
-            " take more devices, method qlora, or a smaller --length.",
+            f"{least.title} needs least, {format_gib(least.memory.total)} of"
+            f" {format_gib(least.room)} GiB: take more devices, method qlora, or a smaller"
+            " --length.",
         )
     rest = sorted(
         (option for option in options if option.fits and not leaf.has(option)),
@@ -96,19 +97,19 @@ def pick(request: Request, options: Sequence[StrategyOption]) -> Pick:
     if not rest:
         return Pick(chosen, sentence, "Nothing else fits.", reason)
     second = rest[0]
-    told = f"The runner-up is {second.title}: {_against(second, chosen)}."
+    runner_up = f"The runner-up is {second.title}: {_compare_options(second, chosen)}."
     like = next((one for one in rest if one.alternative == chosen.alternative), second)
-    return Pick(chosen, sentence, told, reason, like)
+    return Pick(chosen, sentence, runner_up, reason, like)
 
 
-def _against(second: StrategyOption, chosen: StrategyOption) -> str:
-    memory = f"{gib(second.memory.total)} GiB instead of {gib(chosen.memory.total)}"
+def _compare_options(second: StrategyOption, chosen: StrategyOption) -> str:
+    memory = f"{format_gib(second.memory.total)} GiB instead of {format_gib(chosen.memory.total)}"
     if second.time is None or chosen.time is None:
         return memory
     return f"{second.seconds:.3g} s a step instead of {chosen.seconds:.3g}, {memory}"
 
 
-def _walk(node: Rule | Leaf, facts: Facts, reason: str) -> tuple[Leaf, str]:
+def _walk_rules(node: Rule | Leaf, facts: Facts, reason: str) -> tuple[Leaf, str]:
     while isinstance(node, Rule):
         answer, reason = node.ask(facts)
         node = node.yes if answer else node.no
@@ -124,13 +125,13 @@ def _is_equal(facts: Facts) -> Verdict:
 
 def _is_single(facts: Facts) -> Verdict:
     one = facts.options[0]
-    text = f"one device, {gib(one.memory.total)} of its usable {gib(one.room)} GiB"
+    text = f"one device, {format_gib(one.memory.total)} of its usable {format_gib(one.room)} GiB"
     return facts.request.cluster.world == 1, text
 
 
-def _fits(leaf: Leaf) -> Callable[[Facts], Verdict]:
+def _make_fit_question(leaf: Leaf) -> Callable[[Facts], Verdict]:
     def ask(facts: Facts) -> Verdict:
-        family = facts.family(leaf)
+        family = facts.options_of_leaf(leaf)
         if not family:
             return False, f"{leaf.text} is not possible on these devices"
         best = family[0]
@@ -138,16 +139,16 @@ def _fits(leaf: Leaf) -> Callable[[Facts], Verdict]:
             best = min(family, key=lambda option: option.memory.total)
         verb = "needs" if best.fits else "needs even at least"
         return best.fits, (
-            f"{best.title} {verb} {gib(best.memory.total)} of a device's usable"
-            f" {gib(best.room)} GiB"
+            f"{best.title} {verb} {format_gib(best.memory.total)} of a device's usable"
+            f" {format_gib(best.room)} GiB"
         )
 
     return ask
 
 
-def _hides(leaf: Leaf) -> Callable[[Facts], Verdict]:
+def _make_hiding_question(leaf: Leaf) -> Callable[[Facts], Verdict]:
     def ask(facts: Facts) -> Verdict:
-        best = facts.family(leaf)[0]
+        best = facts.options_of_leaf(leaf)[0]
         if best.time is None:
             return True, f"{best.title} fits; the devices' speed is not known"
         share = best.time.exposed.value / best.time.total
@@ -161,7 +162,7 @@ def _hides(leaf: Leaf) -> Callable[[Facts], Verdict]:
 
 
 def _codec_hides(facts: Facts) -> Verdict:
-    best = facts.family(MOTLEY)[0]
+    best = facts.options_of_leaf(MOTLEY)[0]
     if best.time is None or best.time.choice is None:
         return True, f"{best.title} fits; the devices' speed is not known"
     choice = best.time.choice
@@ -169,7 +170,7 @@ def _codec_hides(facts: Facts) -> Verdict:
 
 
 def _rounds_hide(facts: Facts) -> Verdict:
-    seldom, often = facts.family(DILOCO)[0], facts.family(MOTLEY)[0]
+    seldom, often = facts.options_of_leaf(DILOCO)[0], facts.options_of_leaf(MOTLEY)[0]
     if seldom.fits and seldom.time is not None and seldom.time.choice is not None:
         choice = seldom.time.choice
         if choice.within:
@@ -192,8 +193,8 @@ def _describe_exchange(option: StrategyOption, when: str) -> str:
 
 def _as_fast(leaf: Leaf, others: Leaf) -> Callable[[Facts], Verdict]:
     def ask(facts: Facts) -> Verdict:
-        best = facts.family(leaf)[0]
-        rest = [option for option in facts.family(others) if option.fits]
+        best = facts.options_of_leaf(leaf)[0]
+        rest = [option for option in facts.options_of_leaf(others) if option.fits]
         if not rest or best.time is None:
             return True, f"{best.title} fits, the others are not faster"
         text = (
@@ -205,19 +206,21 @@ def _as_fast(leaf: Leaf, others: Leaf) -> Callable[[Facts], Verdict]:
     return ask
 
 
-def _plain(option: StrategyOption) -> bool:
+def _is_plain(option: StrategyOption) -> bool:
     return option.strategy.tensor == option.strategy.stages == 1
 
 
-def _own(data: str) -> Callable[[StrategyOption], bool]:
-    return lambda option: _plain(option) and option.strategy.data == data and not option.alternative
+def _matches_data(data: str) -> Callable[[StrategyOption], bool]:
+    return lambda option: (
+        _is_plain(option) and option.strategy.data == data and not option.alternative
+    )
 
 
 ONE = Leaf("one", "one device", lambda found: found.strategy.world == 1 and not found.alternative)
-MOTLEY = Leaf("motley", "Motley's exchange", _own("motley"))
-DDP = Leaf("ddp", "DDP", _own("ddp"))
-DILOCO = Leaf("diloco", "DiLoCo", _own("diloco"))
-FSDP = Leaf("fsdp", "FSDP2", _own("fsdp"))
+MOTLEY = Leaf("motley", "Motley's exchange", _matches_data("motley"))
+DDP = Leaf("ddp", "DDP", _matches_data("ddp"))
+DILOCO = Leaf("diloco", "DiLoCo", _matches_data("diloco"))
+FSDP = Leaf("fsdp", "FSDP2", _matches_data("fsdp"))
 TENSOR = Leaf(
     "tensor",
     "TP+SP, with FSDP2 over hosts",
@@ -234,26 +237,34 @@ SPLIT = Leaf(
 QLORA = Leaf("qlora", "QLoRA: a base in NF4", lambda found: found.alternative)
 NOTHING = Leaf("nothing", "more devices, or shorter rows", lambda _: False)
 
-_NF4 = Rule("nf4_fits", "Does a base in NF4 fit?", _fits(QLORA), QLORA, NOTHING)
+_NF4 = Rule("nf4_fits", "Does a base in NF4 fit?", _make_fit_question(QLORA), QLORA, NOTHING)
 _LAYERS = Rule(
     "tensor_fits",
     "Do layers fit that a host's devices share?",
-    _fits(TENSOR),
+    _make_fit_question(TENSOR),
     TENSOR,
-    Rule("stages_fit", "Do stages of layers fit?", _fits(PIPELINE), PIPELINE, _NF4),
+    Rule("stages_fit", "Do stages of layers fit?", _make_fit_question(PIPELINE), PIPELINE, _NF4),
 )
 _SHARDED = Rule(
     "fsdp_hides",
     f"Does its communication take at most {MOST_EXPOSED:.0%} of a step?",
-    _hides(FSDP),
+    _make_hiding_question(FSDP),
     FSDP,
-    Rule("stages_pay", "Do stages fit, which exchange less?", _fits(PIPELINE), PIPELINE, FSDP),
+    Rule(
+        "stages_pay",
+        "Do stages fit, which exchange less?",
+        _make_fit_question(PIPELINE),
+        PIPELINE,
+        FSDP,
+    ),
 )
-_MEMORY = Rule("fsdp_fits", "Memory problem. Does FSDP2 fit?", _fits(FSDP), _SHARDED, _LAYERS)
+_MEMORY = Rule(
+    "fsdp_fits", "Memory problem. Does FSDP2 fit?", _make_fit_question(FSDP), _SHARDED, _LAYERS
+)
 _THROUGHPUT = Rule(
     "ddp_hides",
     f"Throughput problem. Does the all-reduce take at most {MOST_EXPOSED:.0%} of a step?",
-    _hides(DDP),
+    _make_hiding_question(DDP),
     Rule(
         "ddp_is_fast",
         f"Is DDP at most {MOST_SLOWER:.0%} slower than a split model?",
@@ -264,7 +275,11 @@ _THROUGHPUT = Rule(
     DILOCO,
 )
 _SEVERAL = Rule(
-    "whole_fits", "Does a device hold a whole replica?", _fits(DDP), _THROUGHPUT, _MEMORY
+    "whole_fits",
+    "Does a device hold a whole replica?",
+    _make_fit_question(DDP),
+    _THROUGHPUT,
+    _MEMORY,
 )
 _STAR = Rule(
     "codec_hides",
@@ -287,29 +302,35 @@ ROOT = Rule(
         "single",
         "Is it one device?",
         _is_single,
-        Rule("one_fits", "Does it hold the run?", _fits(ONE), ONE, _NF4),
+        Rule("one_fits", "Does it hold the run?", _make_fit_question(ONE), ONE, _NF4),
         _SEVERAL,
     ),
-    Rule("least_fits", "Does the smallest device hold a replica?", _fits(MOTLEY), _STAR, _NF4),
+    Rule(
+        "least_fits",
+        "Does the smallest device hold a replica?",
+        _make_fit_question(MOTLEY),
+        _STAR,
+        _NF4,
+    ),
 )
 
 
-def diagram() -> str:
+def draw_diagram() -> str:
     """Return the rules as a mermaid flowchart."""
     lines = ["flowchart TD"]
     seen: set[str] = set()
 
-    def after(node: Rule | Leaf) -> str:
+    def draw_children(node: Rule | Leaf) -> str:
         return f'{node.key}(["{node.text}"])' if isinstance(node, Leaf) else node.key
 
-    def draw(node: Rule | Leaf) -> None:
+    def draw_node(node: Rule | Leaf) -> None:
         if isinstance(node, Leaf) or node.key in seen:
             return
         seen.add(node.key)
-        lines.append(f'    {node.key}{{"{node.text}"}} -- yes --> {after(node.yes)}')
-        lines.append(f"    {node.key} -- no --> {after(node.no)}")
-        draw(node.yes)
-        draw(node.no)
+        lines.append(f'    {node.key}{{"{node.text}"}} -- yes --> {draw_children(node.yes)}')
+        lines.append(f"    {node.key} -- no --> {draw_children(node.no)}")
+        draw_node(node.yes)
+        draw_node(node.no)
 
-    draw(ROOT)
+    draw_node(ROOT)
     return "\n".join(lines) + "\n"

@@ -29,7 +29,7 @@ from trainer.system import pci
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
-SETTLED = frozenset(
+DERIVED_KEYS = frozenset(
     (
         *("task", "num_classes", "class_names", "model.dtype", "model.quantization"),
         *("data.validation_fraction", "data.max_seq_len", "lora.lora_rank", "lora.lora_alpha"),
@@ -37,7 +37,7 @@ SETTLED = frozenset(
         "training.evaluate_every",
     )
 )
-"""Every setting that `derive` may return."""
+"""Every setting that `derive_settings` may return."""
 HELD_OUT = 0.1
 LEAST_TO_HOLD_OUT = 10
 """Samples; with fewer, none are held out."""
@@ -70,14 +70,14 @@ class Derived:
     why: str
 
 
-def provisional(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task to load a config with until `derive` knows the right one."""
+def provisional_task(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task to load a config with until `derive_settings` knows the right one."""
     classes = given.get("num_classes") or given.get("class_names")
     task = given.get("task") or ("classify" if classes else "causal-lm")
     return {"task": task, **({"num_classes": 2} if task == "classify" and not classes else {})}
 
 
-def derive(
+def derive_settings(
     config: RunConfig, given: Collection[str], model_dir: Path | None, rooms: Sequence[Room]
 ) -> list[Derived]:
     """Return the settings that follow from data, model and memory.
@@ -94,12 +94,12 @@ def derive(
     data = Path(config.data.train)
     if config.distillation is not None or next(objects(data, config.data.columns), None) is None:
         return []
-    found = [part for part in _task(config, given, model_dir) if part.key not in given]
+    found = [part for part in _derive_task(config, given, model_dir) if part.key not in given]
     with contextlib.suppress(InputError):  # such as 4,000 classes: reported on use
-        settled = _settle(config, found)
-        found += _schedule(settled, given)
+        settled = _with_derived(config, found)
+        found += _derive_schedule(settled, given)
         if model_dir is not None:
-            found += _of_model(_settle(config, found), given, model_dir, rooms)
+            found += _of_model(_with_derived(config, found), given, model_dir, rooms)
     return [part for part in found if part.key not in given]
 
 
@@ -132,7 +132,7 @@ def run_work(config: RunConfig, model_dir: Path) -> tuple[float, float]:
     left = count_records(Path(config.data.train), config.data.columns) * (
         1 - config.data.validation_fraction
     )
-    lengths = [min(length, limit) for length in _lengths(config, model_dir)]
+    lengths = [min(length, limit) for length in _sample_lengths(config, model_dir)]
     samples = config.training.count_samples(left)
     return samples, samples * (sum(lengths) / len(lengths) if lengths else limit)
 
@@ -147,7 +147,7 @@ def own_rooms(backend: str) -> list[Room]:
     return [Room(card, "wgpu" if backend == "wgpu" else "cuda")]
 
 
-def table(found: Sequence[Derived], output: str) -> list[str]:
+def format_table(found: Sequence[Derived], output: str) -> list[str]:
     """Return a heading and a line for each setting: key, value and reason in columns.
 
     Args:
@@ -172,11 +172,13 @@ def _show_value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 4]} ..."
 
 
-def _settle(config: RunConfig, found: Sequence[Derived]) -> RunConfig:
+def _with_derived(config: RunConfig, found: Sequence[Derived]) -> RunConfig:
     return config.with_settings({part.key: part.value for part in found})
 
 
-def _task(config: RunConfig, given: Collection[str], model_dir: Path | None) -> Iterator[Derived]:
+def _derive_task(
+    config: RunConfig, given: Collection[str], model_dir: Path | None
+) -> Iterator[Derived]:
     """Yield the task and its classes; a task that is given needs no labels on all lines."""
     data, base = Path(config.data.train), ()
     named = min({"num_classes", "class_names"} & set(given), default=None)
@@ -211,7 +213,7 @@ def _task(config: RunConfig, given: Collection[str], model_dir: Path | None) -> 
         yield Derived("class_names", names or base, why)
 
 
-def _schedule(config: RunConfig, given: Collection[str]) -> Iterator[Derived]:
+def _derive_schedule(config: RunConfig, given: Collection[str]) -> Iterator[Derived]:
     """Yield the settings that follow from the number of samples."""
     count = count_records(Path(config.data.train), config.data.columns)
     fraction = config.data.validation_fraction
@@ -250,13 +252,13 @@ def _of_model(
     else:
         rate = full_rate
     found.append(Derived("optimizer.learning_rate", rate, f"{why}, method {config.method}"))
-    if "data.max_seq_len" not in given and (lengths := _lengths(config, model_dir)):
-        found.append(_length(lengths, read_positions(model_dir)))
+    if "data.max_seq_len" not in given and (lengths := _sample_lengths(config, model_dir)):
+        found.append(_derive_length(lengths, read_positions(model_dir)))
     kept = [part for part in found if part.key not in given]
-    return kept if not rooms else _fit(config, kept, given, model_dir, rooms)
+    return kept if not rooms else _fit_memory(config, kept, given, model_dir, rooms)
 
 
-def _lengths(config: RunConfig, model_dir: Path) -> list[int]:
+def _sample_lengths(config: RunConfig, model_dir: Path) -> list[int]:
     try:
         from trainer.data.lengths import measure_lengths
     except ModuleNotFoundError:  # a laptop that drives a cluster has no library of tokenizers
@@ -266,7 +268,7 @@ def _lengths(config: RunConfig, model_dir: Path) -> list[int]:
     return measure_lengths(path, model_dir, config.classes, data.columns, pairs=pairs)
 
 
-def _length(lengths: Sequence[int], limit: int | None) -> Derived:
+def _derive_length(lengths: Sequence[int], limit: int | None) -> Derived:
     """Return a length that cuts at most one sample in a hundred, if the model allows it."""
     needed = sorted(lengths)[math.ceil(0.99 * len(lengths)) - 1]
     value, why = (
@@ -280,7 +282,7 @@ def _length(lengths: Sequence[int], limit: int | None) -> Derived:
     return Derived("data.max_seq_len", value, why)
 
 
-def _fit(
+def _fit_memory(
     config: RunConfig,
     found: Sequence[Derived],
     given: Collection[str],
@@ -291,12 +293,12 @@ def _fit(
 
     The base is also stored smaller if only that keeps an accelerator busy.
     """
-    settled = _settle(config, found)
-    run = RunMemory.of(model_dir, settled)
+    settled = _with_derived(config, found)
+    run = RunMemory.of_model_folder(model_dir, settled)
 
     def is_enough(changes: Mapping[str, Any], least: bool) -> bool:
         memory = replace(run, config=settled.with_settings(changes))
-        return all(memory.fits(room, busy=not least) for room in set(rooms))
+        return all(memory.fits_room(room, busy=not least) for room in set(rooms))
 
     own = {"model.dtype": settled.model.dtype, "model.quantization": settled.model.quantization}
     if settled.training.precision == "fp32":

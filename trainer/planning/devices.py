@@ -14,7 +14,7 @@ from trainer.system.errors import InputError
 GIB = 2**30
 
 
-def gib(size: float) -> str:
+def format_gib(size: float) -> str:
     """Return bytes in GiB, for people: with one decimal, or two digits if that would be 0.0."""
     amount = size / GIB
     return f"{amount:.1f}" if amount >= 0.05 or not size else f"{amount:.2g}"
@@ -22,7 +22,7 @@ def gib(size: float) -> str:
 
 def size_text(size: float) -> str:
     """Return bytes in the unit in which people read them: `18.6 GiB`, `12 MiB`."""
-    return f"{gib(size)} GiB" if size >= GIB / 10 else f"{size / 2**20:.2g} MiB"
+    return f"{format_gib(size)} GiB" if size >= GIB / 10 else f"{size / 2**20:.2g} MiB"
 
 
 def count_text(count: float) -> str:
@@ -64,7 +64,7 @@ class LinkRates:
                 f" {self.down:g} bytes a second and {self.round_trip:g} s"
             )
 
-    def seconds(self, up: float, down: float) -> float:
+    def transfer_seconds(self, up: float, down: float) -> float:
         """Return how long so many bytes take in both directions."""
         there, back = up / self.up, down / self.down
         return there + back if self.half_duplex else max(there, back)
@@ -207,7 +207,7 @@ def parse_link(text: str) -> LinkRates:
     return LinkRates(up=min(rates), down=min(rates), half_duplex=shared, round_trip=trip)
 
 
-def processor(cores: int, memory: float) -> DeviceModel:
+def assume_processor(cores: int, memory: float) -> DeviceModel:
     """Return a host's processor, at a speed that is assumed of each core."""
     name, flops = f"CPU, {cores} cores", cores * CORE_FLOPS
     return DeviceModel(name=name, flops=flops, memory=memory, watts=None, source="assumed")
@@ -222,10 +222,10 @@ def _parse_sized(text: str) -> DeviceModel | None:
         name, memory = f"{match[1]}GB", int(match[1]) * GIB
         return DeviceModel(name=name, flops=None, memory=memory, watts=None, source="assumed")
     if match := re.fullmatch(r"cpu([1-9]\d*)-(\d+)\s*G(?:i?B)?", text, re.I):
-        return processor(int(match[1]), int(match[2]) * GIB)
+        return assume_processor(int(match[1]), int(match[2]) * GIB)
     if text.lower() == "cpu":
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return processor(os.cpu_count() or 1, memory)
+        return assume_processor(os.cpu_count() or 1, memory)
     return None
 
 
@@ -245,7 +245,7 @@ def _parse_group(parts: list[str], text: str) -> HostPool:
     if found is None or count < 1 or hosts < 1:
         raise InputError(f"--cluster: {text!r} needs devices, such as 8xA100-80G, and no zero")
     link = (found[3] or "").lower()
-    device = _parse_sized(found[2]) or _find(found[2], link)
+    device = _parse_sized(found[2]) or _find_device(found[2], link)
     inside = PCIE
     if link == "nvlink":
         if device.nvlink is None:
@@ -254,7 +254,7 @@ def _parse_group(parts: list[str], text: str) -> HostPool:
     return HostPool(hosts=hosts, devices=count, device=device, inside=inside)
 
 
-def _find(name: str, link: str) -> DeviceModel:
+def _find_device(name: str, link: str) -> DeviceModel:
     """Return a device; `H100 pcie` is the card of that form, which has a row of its own."""
     if link == "pcie":
         with contextlib.suppress(InputError):

@@ -115,7 +115,7 @@ class ChosenExchange:
         return self.taken.every
 
 
-def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ChosenExchange:
+def choose_exchange(exchange: ExchangeLoad, *, rounds: bool = True) -> ChosenExchange:
     """Return the first of bf16, int8 and rounds of int4 that a step can hide.
 
     Rounds have as many steps as are needed for that, at most a twentieth of the run. Without a
@@ -163,7 +163,7 @@ def exposed_seconds(exchange: ExchangeLoad, codec: str) -> Term:
     at least the last block's way up and down.
     """
     each = element_bytes(codec)
-    round_trip, wire, block = _parts(exchange, each)
+    round_trip, wire, block = _exchange_seconds(exchange, each)
     if exchange.hidden is not None:
         return term(
             "exposed communication",
@@ -192,7 +192,7 @@ def exposed_by_rounds(exchange: ExchangeLoad, every: int) -> Term:
 
     `(RTT + W + (U + D)/(L B)) / H`.
     """
-    round_trip, wire, block = _parts(exchange, element_bytes(ROUNDS_CODEC))
+    round_trip, wire, block = _exchange_seconds(exchange, element_bytes(ROUNDS_CODEC))
     return term(
         "exposed communication",
         "(round_trip + wire + block) / every",
@@ -204,7 +204,7 @@ def exposed_by_rounds(exchange: ExchangeLoad, every: int) -> Term:
     )
 
 
-def _parts(exchange: ExchangeLoad, each: float) -> tuple[float, float, float]:
+def _exchange_seconds(exchange: ExchangeLoad, each: float) -> tuple[float, float, float]:
     """Return the seconds of a round trip, of everything on the wire, and of the last block.
 
     Both directions take the same bytes: the average is encoded once more on its way down. Workers
@@ -214,7 +214,9 @@ def _parts(exchange: ExchangeLoad, each: float) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     link, size = exchange.link, each * exchange.elements
     centre = exchange.coordinator or link
-    wire = max(link.seconds(size, size), centre.seconds(*(exchange.remotes * size,) * 2))
+    wire = max(
+        link.transfer_seconds(size, size), centre.transfer_seconds(*(exchange.remotes * size,) * 2)
+    )
     block = (size / link.up + size / link.down) / exchange.blocks
     return link.round_trip, wire, block
 

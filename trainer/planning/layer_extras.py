@@ -26,12 +26,12 @@ def count_extras(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> 
     attending = shape.layers - shape.recurrent_layers - convolutions
     heads = 2 * shape.head_dim if shape.normalised_heads else 0
     replaced = shape.attention_parameters + heads
-    extras = shape.layers * (family.norms - 2) * shape.hidden + attending * _attention(
+    extras = shape.layers * (family.norms - 2) * shape.hidden + attending * _attention_extras(
         tree, family, shape
     )
-    extras += convolutions * (_convolution(tree, shape) - replaced)
+    extras += convolutions * (_convolution_extras(tree, shape) - replaced)
     if shape.recurrent_layers:
-        extras += shape.recurrent_layers * (_recurrence(tree, shape) - replaced)
+        extras += shape.recurrent_layers * (_recurrence_extras(tree, shape) - replaced)
     if tree.get("shared_expert_intermediate_size"):
         extras += (shape.layers - shape.dense_layers) * shape.hidden  # its gate
     if family.transposed_experts:  # gpt-oss: biases of experts and router
@@ -39,8 +39,8 @@ def count_extras(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> 
     return extras
 
 
-def _attention(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> int:
-    linears = shape.linears()
+def _attention_extras(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> int:
+    linears = shape.layer_matrices()
     biased = biased_linears(family, tree)
     if not biased and tree.get("attention_bias"):
         biased = frozenset(_KEYS if family.bare_output else {*_KEYS, "o_proj"})
@@ -54,13 +54,13 @@ def _attention(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> in
     return extras + shape.heads * family.transposed_experts  # gpt-oss: sinks
 
 
-def _convolution(tree: Mapping[str, Any], shape: ModelShape) -> int:
+def _convolution_extras(tree: Mapping[str, Any], shape: ModelShape) -> int:
     width = shape.hidden
     biases = 5 * width if tree.get("conv_bias") else 0
     return 4 * width * width + width * tree.get("conv_L_cache", 3) + biases
 
 
-def _recurrence(tree: Mapping[str, Any], shape: ModelShape) -> int:
+def _recurrence_extras(tree: Mapping[str, Any], shape: ModelShape) -> int:
     heads, key_heads, column, key_column = (
         tree.get(f"linear_{key}", 0)
         for key in ("num_value_heads", "num_key_heads", "value_head_dim", "key_head_dim")

@@ -17,7 +17,7 @@ _TAIL_COUNT_BYTES, _COUNT_BYTES = 0.1, 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StoredScores:
     """Data stored for a position; the defaults are those of `trainer distill teacher`."""
 
     scheme: Literal["topk", "sampled", "full"] = "topk"
@@ -26,7 +26,7 @@ class Kept:
     samples: int = 50
     values: Literal["float16", "float32"] = "float16"
 
-    def entries(self, vocabulary: int) -> float:
+    def entries_per_position(self, vocabulary: int) -> float:
         """Return the tokens that have a value at a position, of a student's vocabulary."""
         found = {
             "topk": self.top_k + _TAIL_DIFFERENT * self.tail_samples,
@@ -36,13 +36,13 @@ class Kept:
         return min(found, vocabulary)
 
 
-def column_bytes(kept: Kept, vocabulary: int) -> dict[str, float]:
+def column_bytes(kept: StoredScores, vocabulary: int) -> dict[str, float]:
     """Return the bytes a token of each column that grows with the tokens, as it is packed.
 
     Byte streams of ids keep as many bits as the vocabulary has; values have the bytes that were
     measured of them, and the offsets of lists hardly any.
     """
-    entries, id_bytes = kept.entries(vocabulary), math.log2(max(vocabulary, 2)) / 8
+    entries, id_bytes = kept.entries_per_position(vocabulary), math.log2(max(vocabulary, 2)) / 8
     value = _VALUE_BYTES[kept.values]
     columns = {"tokens": id_bytes}
     if kept.scheme != "full":
@@ -59,6 +59,6 @@ def column_bytes(kept: Kept, vocabulary: int) -> dict[str, float]:
     return columns
 
 
-def bytes_per_token(kept: Kept, vocabulary: int) -> float:
+def bytes_per_token(kept: StoredScores, vocabulary: int) -> float:
     """Return the bytes a token of whole shards; within a fifth of what is written."""
     return sum(column_bytes(kept, vocabulary).values())

@@ -36,16 +36,16 @@ class MemoryParts:
     logits: tuple[Term, ...]
     buffers: tuple[Term, ...]
 
-    def bytes(self) -> dict[str, int]:
+    def bytes_by_part(self) -> dict[str, int]:
         """Return the bytes of each part by its name."""
-        return {part.name: _total(getattr(self, part.name)) for part in fields(self)}
+        return {part.name: _sum_terms(getattr(self, part.name)) for part in fields(self)}
 
     @property
     def total(self) -> int:
         """Bytes together."""
-        return sum(self.bytes().values())
+        return sum(self.bytes_by_part().values())
 
-    def terms(self) -> list[tuple[str, Term]]:
+    def list_terms(self) -> list[tuple[str, Term]]:
         """Return every term with the name of its part."""
         return [(part.name, found) for part in fields(self) for found in getattr(self, part.name)]
 
@@ -64,7 +64,7 @@ def plan_memory_by_part(
 
 
 @dataclass(frozen=True)
-class Held:
+class DeviceElements:
     """Elements on one device before data parallelism shards them."""
 
     linears: float
@@ -85,7 +85,7 @@ class Held:
 
 def stage_holdings(
     shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int
-) -> Held:
+) -> DeviceElements:
     """Return what tensor and pipeline parallelism leave to a device of a stage."""
     stages, tensor = strategy.stages, strategy.tensor
     share = math.ceil(shape.layers / stages) / shape.layers
@@ -117,7 +117,7 @@ def stage_holdings(
         has_head = shape.tied and training.classes is None
         if not has_head and "embed_tokens" not in training.whole:
             rest -= shape.table_parameters  # its rows are read, too
-    return Held(linears * share / tensor, rest, new, still, tables)
+    return DeviceElements(linears * share / tensor, rest, new, still, tables)
 
 
 def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int = 1) -> float:
@@ -127,7 +127,7 @@ def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int =
     linear, A of a row-parallel one.
     """
     total = activations.expert_adapters(shape, training)
-    for name, (rows, columns) in shape.linears().items():
+    for name, (rows, columns) in shape.layer_matrices().items():
         if name in training.targets:
             row_parallel = name in ("o_proj", "down_proj")
             b, a = (rows, columns / tensor) if row_parallel else (rows / tensor, columns)
@@ -155,8 +155,8 @@ def _of_stage(
         weights = gradients = strategy.replicas
     states = strategy.replicas if strategy.data in ("zero1", "zero2", "fsdp") else 1
     is_last = stage == strategy.stages - 1
-    worked = tuple(_activations(shape, training, strategy, stage))
-    kept_gradients = _gradients(kept, training, strategy, trained, gradients, worked[0].value)
+    worked = tuple(_activation_terms(shape, training, strategy, stage))
+    kept_gradients = _gradient_terms(kept, training, strategy, trained, gradients, worked[0].value)
     logits = (logit_bytes(shape, training, strategy),) if is_last else ()
     # Gradients stay from a step to the next one: what they share with activations is not free.
     freed = sum(part.value for part in (*worked, *logits, *kept_gradients[1:]))
@@ -170,8 +170,8 @@ def _of_stage(
         activations=worked,
         logits=logits,
         buffers=(
-            *_buffers(shape, training, strategy, kept, trained),
-            *_checkpoint(training, strategy, trained, freed),
+            *_buffer_terms(shape, training, strategy, kept, trained),
+            *_checkpoint_terms(training, strategy, trained, freed),
         ),
     )
 
@@ -180,8 +180,8 @@ def _sharded_bytes(name: str, elements: float, size: float, shards: int) -> Term
     return term(name, "elements * size / shards", ZERO, elements=elements, size=size, shards=shards)
 
 
-def _gradients(
-    kept: Held,
+def _gradient_terms(
+    kept: DeviceElements,
     training: TrainingSetup,
     strategy: Strategy,
     trained: float,
@@ -208,7 +208,7 @@ def _gradients(
     )
 
 
-def frozen_bytes(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]:
+def frozen_bytes(kept: DeviceElements, training: TrainingSetup, shards: int) -> tuple[Term, ...]:
     """Return the bytes of a base that does not train; NF4 stores its linears.
 
     FSDP shards NF4's codes; the scales are whole everywhere.
@@ -280,7 +280,7 @@ def state_bytes(
     return parameters * (weights + gradients + size.optimizer / (replicas if stage else 1))
 
 
-def _activations(
+def _activation_terms(
     shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int
 ) -> Iterator[Term]:
     layer = activations.of_layer(shape, training, strategy)
@@ -365,8 +365,12 @@ def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
     )
 
 
-def _buffers(
-    shape: ModelShape, training: TrainingSetup, strategy: Strategy, kept: Held, trained: float
+def _buffer_terms(
+    shape: ModelShape,
+    training: TrainingSetup,
+    strategy: Strategy,
+    kept: DeviceElements,
+    trained: float,
 ) -> Iterator[Term]:
     precision = training.precision
     if training.method == "lora" and precision.activation < precision.frozen:
@@ -417,7 +421,7 @@ def _buffers(
         )
 
 
-def _checkpoint(
+def _checkpoint_terms(
     training: TrainingSetup, strategy: Strategy, trained: float, freed: float
 ) -> tuple[Term, ...]:
     """Return what a rank's part of a checkpoint takes beyond what a step does; none on a card.
@@ -440,5 +444,5 @@ def _checkpoint(
     return (copies,)
 
 
-def _total(terms: tuple[Term, ...]) -> int:
+def _sum_terms(terms: tuple[Term, ...]) -> int:
     return int(sum(found.value for found in terms))

@@ -105,7 +105,7 @@ def read_shape(folder: Path) -> ModelShape:
         return shape
     headers = _of_language_model(folder, read_headers(folder))
     counted = sum(math.prod(header.shape) for header in headers.values())
-    remark = _unknown(text_config(tree))
+    remark = _remark_unknown(text_config(tree))
     return replace(
         shape,
         counted=counted,
@@ -134,7 +134,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     tree = apply_defaults(text_config(tree))
     kind = str(tree.get("model_type", "unknown"))
 
-    def size(*keys: str, default: int | None = None) -> int:
+    def read_size(*keys: str, default: int | None = None) -> int:
         value: Any = next((tree[key] for key in keys if tree.get(key) is not None), default)
         if isinstance(value, list) and value and all(type(each) is int for each in value):
             value = max(value)  # one for each layer
@@ -144,30 +144,30 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
             raise InputError(f"{where}: {keys[0]} is too large for a model: {value:.3g}")
         return value
 
-    hidden = size("hidden_size", "n_embd", "d_model")
-    heads = size(*_HEADS, default=None if known_family(tree).listed else 1)
-    layers = size("num_hidden_layers", default=layer_count(tree) or None)
+    hidden = read_size("hidden_size", "n_embd", "d_model")
+    heads = read_size(*_HEADS, default=None if known_family(tree).listed else 1)
+    layers = read_size("num_hidden_layers", default=layer_count(tree) or None)
     family = FAMILIES.get(kind)
     gated = _has_gate(tree) if family is None else family.gated
-    experts = size(*EXPERTS, default=0) or 1
-    inner = size(*_INNER, default=4 * hidden)
+    experts = read_size(*EXPERTS, default=0) or 1
+    inner = read_size(*_INNER, default=4 * hidden)
     if tree.get("block_auto_adjust_ff_dim"):  # LFM2: two thirds, and whole multiples
-        multiple = size("block_multiple_of", default=1)
+        multiple = read_size("block_multiple_of", default=1)
         factor = tree.get("block_ffn_dim_multiplier")
         factor = float(factor) if isinstance(factor, int | float) else 1.0
-        inner = 2 * size("block_ff_dim", default=inner) // 3
+        inner = 2 * read_size("block_ff_dim", default=inner) // 3
         inner = multiple * math.ceil(int(factor * inner) / multiple)
-    sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
-    shared = size("shared_expert_intermediate_size", default=0)
-    shared = shared or sparse * size("n_shared_experts", default=0)
+    sparse = read_size("moe_intermediate_size", default=inner) if experts > 1 else inner
+    shared = read_size("shared_expert_intermediate_size", default=0)
+    shared = shared or sparse * read_size("n_shared_experts", default=0)
     types = tree.get("layer_types") or _layer_types(tree, layers)
     if not isinstance(types, list | tuple):
         raise InputError(f"{where}: layer_types must be a list, got {types!r}")
     tree["layer_types"] = types
     for key in ("linear_num_key_heads", "linear_conv_kernel_dim", "conv_L_cache"):
-        size(key, default=0)
+        read_size(key, default=0)
     states = [
-        size(f"linear_{key}", default=0)
+        read_size(f"linear_{key}", default=0)
         for key in ("num_value_heads", "key_head_dim", "value_head_dim")
     ]
     shape = ModelShape(
@@ -177,32 +177,32 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=size("num_key_value_heads", default=heads),
-        head_dim=size("head_dim", default=max(1, hidden // heads)),
+        kv_heads=read_size("num_key_value_heads", default=heads),
+        head_dim=read_size("head_dim", default=max(1, hidden // heads)),
         inner=sparse,
-        vocab=size("vocab_size"),
+        vocab=read_size("vocab_size"),
         gated=gated,
         tied=bool(tree.get("tie_word_embeddings")),
         experts=experts,
-        active_experts=size("num_experts_per_tok", default=1) if experts > 1 else 1,
-        dense_layers=size("first_k_dense_replace", default=0) if experts > 1 else 0,
+        active_experts=read_size("num_experts_per_tok", default=1) if experts > 1 else 1,
+        dense_layers=read_size("first_k_dense_replace", default=0) if experts > 1 else 0,
         dense_inner=inner if experts > 1 and tree.get("first_k_dense_replace") else 0,
         shared_inner=shared if experts > 1 else 0,
         positions=0
         if gated or any(key.startswith(_ROTATED) for key in tree)
-        else size("n_positions", "max_position_embeddings", default=0),
+        else read_size("n_positions", "max_position_embeddings", default=0),
         # Of four projections, the MLP, and two norms, which RMSNorm does not have.
         biases=0 if gated else 7 * hidden + inner,
         normalised_heads=family is not None and family.normalised_heads,
         kept=None if (known := known_family(tree)).code == "motley" else known.kept,
         adapts_experts=family is not None and bool(converted_targets(family)),
         in_gguf=family is not None and bool(family.gguf),
-        remark=_unknown(tree),
+        remark=_remark_unknown(tree),
     )
     if family is None or not family.listed or not gated:
         return shape
     if family.code == "motley":
-        return replace(shape, biases=_biases(tree, family, shape))
+        return replace(shape, biases=_count_biases(tree, family, shape))
     return replace(shape, extras=count_extras(tree, family, shape))
 
 
@@ -218,12 +218,12 @@ def _layer_types(tree: Mapping[str, Any], layers: int) -> list[str]:
     return ["full_attention" if number in kept else other for number in range(layers)]
 
 
-def _biases(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> int:
+def _count_biases(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> int:
     """Return the elements of a layer's biases, of families that Motley's decoder computes."""
-    return sum(shape.linears()[linear][0] for linear in biased_linears(family, tree))
+    return sum(shape.layer_matrices()[linear][0] for linear in biased_linears(family, tree))
 
 
-def _unknown(tree: Mapping[str, Any]) -> str:
+def _remark_unknown(tree: Mapping[str, Any]) -> str:
     """Return the remark on an architecture that the table of families does not list, else nothing.
 
     Rows of families that are not listed serve loading alone: how files name their tensors.
@@ -257,21 +257,21 @@ def shape_of_headers(headers: Mapping[str, TensorHeader], name: str) -> ModelSha
     """
     sizes = {key: header.shape for key, header in headers.items()}
 
-    def of(*ends: str) -> tuple[int, ...] | None:
+    def shape_of_tensor(*ends: str) -> tuple[int, ...] | None:
         return next((shape for key, shape in sizes.items() if key.endswith(ends)), None)
 
     table, query, key, inner = (
-        of("embed_tokens.weight"),
-        of("q_proj.weight"),
-        of("k_proj.weight"),
-        of("up_proj.weight"),
+        shape_of_tensor("embed_tokens.weight"),
+        shape_of_tensor("q_proj.weight"),
+        shape_of_tensor("k_proj.weight"),
+        shape_of_tensor("up_proj.weight"),
     )
     if table is None or query is None or key is None or inner is None:
         raise InputError(
             f"{name}: the tensors' names show no decoder of a known kind; a config.json is needed"
         )
     numbers = [int(found[1]) for one in sizes if (found := re.search(r"layers\.(\d+)\.", one))]
-    norm = of("q_norm.weight")
+    norm = shape_of_tensor("q_norm.weight")
     head = norm[0] if norm is not None else 128 if query[0] % 128 == 0 else 64
     return ModelShape(
         name=name,
@@ -282,8 +282,8 @@ def shape_of_headers(headers: Mapping[str, TensorHeader], name: str) -> ModelSha
         head_dim=head,
         inner=inner[0],
         vocab=table[0],
-        gated=of("gate_proj.weight") is not None,
-        tied=of("lm_head.weight") is None,
+        gated=shape_of_tensor("gate_proj.weight") is not None,
+        tied=shape_of_tensor("lm_head.weight") is None,
         normalised_heads=norm is not None,
         counted=sum(math.prod(shape) for shape in sizes.values()),
         stored=stored_dtype(headers),

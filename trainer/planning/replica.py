@@ -18,7 +18,7 @@ from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
-from trainer.planning.devices import gib, size_text
+from trainer.planning.devices import format_gib, size_text
 from trainer.planning.memory import NF4_BYTES, plan_memory_by_part
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
@@ -141,8 +141,12 @@ def plan_memory(
     parts = plan_memory_by_part(
         replace(model, counted=_count_elements(headers, config)), training, Strategy(data="motley")
     )
-    size = parts.bytes()
-    scaled = 8 * max(math.prod(shape) for shape in model.linears().values()) if training.dora else 0
+    size = parts.bytes_by_part()
+    scaled = (
+        8 * max(math.prod(shape) for shape in model.layer_matrices().values())
+        if training.dora
+        else 0
+    )
     trained = 4 * layout.size
     reference = trained if config.has_reference else 0  # and its place while it is computed
     on_card = 2 * trained if moments else 0
@@ -179,7 +183,7 @@ def choose_resident(
     """
     found = plan(None)
     for resident in range(layers - 1, -1, -1):
-        if fits(found, available, found.sample_tokens):
+        if fits_device(found, available, found.sample_tokens):
             break
         found = plan(resident)
     return found
@@ -282,7 +286,7 @@ def fits_with_heap(needed: int, available: int) -> bool:
     return needed * HEAP <= available * USABLE
 
 
-def fits(plan: MemoryPlan, available: int, tokens: int) -> bool:
+def fits_device(plan: MemoryPlan, available: int, tokens: int) -> bool:
     """Return whether a replica with the activations of `tokens` fits a device."""
     return plan.fixed + tokens * plan.per_token <= available * USABLE
 
@@ -296,7 +300,7 @@ def check_fits(plan: MemoryPlan, available: int, device: str, *, nf4: bool = Fal
     Raises:
         InputError: names the needed and the available memory.
     """
-    if not fits(plan, available, plan.sample_tokens):
+    if not fits_device(plan, available, plan.sample_tokens):
         again = "" if plan.recompute else ", or training.gradient_checkpointing on"
         # What is frozen already, or read at each use, is no remedy.
         smaller = "a smaller data.max_seq_len"
@@ -307,10 +311,11 @@ def check_fits(plan: MemoryPlan, available: int, device: str, *, nf4: bool = Fal
         elif plan.resident:
             smaller = f"model.resident 0 or {smaller}"
         raise InputError(
-            f"{device}: the run needs {gib(plan.least)} GiB (base {gib(plan.frozen)}, trainable"
-            f" {gib(plan.trainable + plan.gradients + plan.state)}, one sample"
-            f" {gib(plan.least - plan.fixed + plan.workspace)}), {gib(available)} are free; use"
-            f" {smaller}{again}"
+            f"{device}: the run needs {format_gib(plan.least)} GiB (base"
+            f" {format_gib(plan.frozen)}, trainable"
+            f" {format_gib(plan.trainable + plan.gradients + plan.state)}, one"
+            f" sample {format_gib(plan.least - plan.fixed + plan.workspace)}),"
+            f" {format_gib(available)} are free; use {smaller}{again}"
         )
 
 

@@ -151,7 +151,7 @@ class ModelShape:
         """Elements of the largest matrix of a layer."""
         return self.hidden * max(self.queries, self.inner, self.dense_inner, self.shared_inner)
 
-    def linears(self) -> dict[str, Linear]:
+    def layer_matrices(self) -> dict[str, Linear]:
         """Return the matrices of one layer that an adapter may extend, `[out, in]`.
 
         Experts have none: transformers stores them as one tensor, which is no linear.
@@ -170,7 +170,7 @@ class ModelShape:
         }
 
 
-def gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
+def gpt_shape(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
     """Return a GPT of Megatron-LM: an MLP of `4 h` without a gate, biases, learned positions."""
     return ModelShape(
         name=name,
@@ -188,7 +188,7 @@ def gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
     )
 
 
-def llama(
+def llama_shape(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocab: int
 ) -> ModelShape:
     """Return a decoder of the Llama family: SwiGLU, grouped keys and values."""
@@ -209,22 +209,22 @@ def qwen3(
     name: str, layers: int, hidden: int, heads: int, inner: int, *, tied: bool = False
 ) -> ModelShape:
     """Return a dense Qwen3."""
-    made = llama(name, layers, hidden, heads, 8, inner, 151_936)
+    made = llama_shape(name, layers, hidden, heads, 8, inner, 151_936)
     return replace(made, head_dim=128, tied=tied, normalised_heads=True)
 
 
 NAMED: dict[str, ModelShape] = {
     shape.name: shape
     for shape in (
-        replace(llama("1b", 16, 2048, 32, 8, 8192, 128_256), tied=True),
-        llama("7b", 32, 4096, 32, 32, 11_008, 32_000),
-        llama("8b", 32, 4096, 32, 8, 14_336, 128_256),
-        llama("13b", 40, 5120, 40, 40, 13_824, 32_000),
-        llama("33b", 60, 6656, 52, 52, 17_920, 32_000),
-        llama("65b", 80, 8192, 64, 64, 22_016, 32_000),
-        llama("70b", 80, 8192, 64, 8, 28_672, 32_000),
-        llama("405b", 126, 16_384, 128, 8, 53_248, 128_256),
-        replace(llama("albor-350m", 24, 1024, 16, 4, 4096, 32_768), tied=True),
+        replace(llama_shape("1b", 16, 2048, 32, 8, 8192, 128_256), tied=True),
+        llama_shape("7b", 32, 4096, 32, 32, 11_008, 32_000),
+        llama_shape("8b", 32, 4096, 32, 8, 14_336, 128_256),
+        llama_shape("13b", 40, 5120, 40, 40, 13_824, 32_000),
+        llama_shape("33b", 60, 6656, 52, 52, 17_920, 32_000),
+        llama_shape("65b", 80, 8192, 64, 64, 22_016, 32_000),
+        llama_shape("70b", 80, 8192, 64, 8, 28_672, 32_000),
+        llama_shape("405b", 126, 16_384, 128, 8, 53_248, 128_256),
+        replace(llama_shape("albor-350m", 24, 1024, 16, 4, 4096, 32_768), tied=True),
         qwen3("qwen3-0.6b", 28, 1024, 16, 3072, tied=True),
         qwen3("qwen3-1.7b", 28, 2048, 16, 6144, tied=True),
         qwen3("qwen3-4b", 36, 2560, 32, 9728, tied=True),
@@ -249,15 +249,15 @@ NAMED: dict[str, ModelShape] = {
             counted=79_674_391_296,
         ),
         replace(
-            llama("mixtral-8x7b", 32, 4096, 32, 8, 14_336, 32_000),
+            llama_shape("mixtral-8x7b", 32, 4096, 32, 8, 14_336, 32_000),
             experts=8,
             active_experts=2,
             adapts_experts=True,
         ),
-        gpt("gpt-22b", 48, 6144, 64),
-        gpt("gpt3-175b", 96, 12_288, 96),
-        gpt("gpt-530b", 105, 20_480, 128),
-        gpt("gpt-1t", 128, 25_600, 160),
+        gpt_shape("gpt-22b", 48, 6144, 64),
+        gpt_shape("gpt3-175b", 96, 12_288, 96),
+        gpt_shape("gpt-530b", 105, 20_480, 128),
+        gpt_shape("gpt-1t", 128, 25_600, 160),
     )
 }
 """Shapes by name, from the models' config.json and, for `gpt-`, Table 3 of arXiv 2205.05198."""

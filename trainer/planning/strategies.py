@@ -106,29 +106,31 @@ class StrategyOption:
         return self.time.total if self.time is not None else float("inf")
 
 
-def options(request: Request) -> list[StrategyOption]:
+def list_options(request: Request) -> list[StrategyOption]:
     """Return every combination worth a line."""
-    found = [plan(request, strategy, request.method) for strategy in combinations(request)]
+    found = [
+        plan_option(request, strategy, request.method) for strategy in list_combinations(request)
+    ]
     if request.method != "qlora":
-        for strategy in combinations(request):
+        for strategy in list_combinations(request):
             if strategy.stages == strategy.tensor == 1 and strategy.data in _WITH_QLORA:
-                found.append(replace(plan(request, strategy, "qlora"), alternative=True))
+                found.append(replace(plan_option(request, strategy, "qlora"), alternative=True))
     return found
 
 
-def plan(request: Request, strategy: Strategy, method: Method) -> StrategyOption:
+def plan_option(request: Request, strategy: Strategy, method: Method) -> StrategyOption:
     """Return a combination with the micro-batch and recomputation that fit and take least time.
 
     Without any that fits it is the one that needs least memory.
     """
-    tried = list(_settings(request, strategy, method))
+    tried = list(_try_settings(request, strategy, method))
     fitting = [option for option in tried if option.fits]
     if not fitting:
         return min(tried, key=lambda option: option.memory.total)
     return min(fitting, key=lambda option: (option.seconds, option.memory.total))
 
 
-def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[StrategyOption]:
+def _try_settings(request: Request, strategy: Strategy, method: Method) -> Iterator[StrategyOption]:
     precision, on_host = request.computes_in
     tried = _RECOMPUTE if request.recompute is None else ("full" if request.recompute else "none",)
     each = max(1, request.rows // strategy.replicas)
@@ -153,11 +155,11 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
                     on_host=on_host,
                     coordinates=on_host and strategy.world == 1,
                 )
-                yield _option(request, spread, training)
+                yield _make_option(request, spread, training)
         rows *= 2
 
 
-def _option(request: Request, strategy: Strategy, training: TrainingSetup) -> StrategyOption:
+def _make_option(request: Request, strategy: Strategy, training: TrainingSetup) -> StrategyOption:
     memory = plan_memory_by_part(request.shape, training, strategy)
     time = plan_time(
         request.shape,
@@ -177,7 +179,7 @@ def _option(request: Request, strategy: Strategy, training: TrainingSetup) -> St
     )
 
 
-def combinations(request: Request) -> list[Strategy]:
+def list_combinations(request: Request) -> list[Strategy]:
     """Return the combinations that people use on such a cluster."""
     cluster, shape = request.cluster, request.shape
     world = cluster.world

@@ -140,7 +140,7 @@ class TeacherOption:
         """Bytes in memory."""
         return self.weights + self.working
 
-    def seconds(self, tokens: float) -> float | None:
+    def scoring_seconds(self, tokens: float) -> float | None:
         """Return the time to score so many tokens."""
         return tokens / self.rate if self.rate else None
 
@@ -202,15 +202,15 @@ def teacher_options(
     Raises:
         InputError: nothing here is of the kind that a rate was measured on.
     """
-    seats = {at: [device for place, device in devices if place == at] for at in BATCH}
+    devices_by_place = {at: [device for place, device in devices if place == at] for at in BATCH}
     found = [
-        _option(shape, kind, place, seats[place], length, given)
+        _make_option(shape, kind, place, devices_by_place[place], length, given)
         for kind in FORMATS
         for place in kind.places
-        if seats[place]
+        if devices_by_place[place]
     ]
     for each in measured:
-        if not seats[each.place]:
+        if not devices_by_place[each.place]:
             raise InputError(
                 f"--rate: it was measured on {each.place}, and no teacher here computes there"
             )
@@ -220,7 +220,9 @@ def teacher_options(
             kind = WeightFormat(
                 engine=each.engine, weights=each.weights, bits=each.bits or 16, file=True
             )
-            found.append(_option(shape, kind, each.place, seats[each.place], length, None))
+            found.append(
+                _make_option(shape, kind, each.place, devices_by_place[each.place], length, None)
+            )
         found = _put_in(found, each)
     return found
 
@@ -232,13 +234,13 @@ def pick_teacher(options: Sequence[TeacherOption]) -> TeacherOption | None:
     """
     able = [one for one in options if one.format.engine is not None and one.fits != "no"]
 
-    def merit(one: TeacherOption) -> tuple[object, ...]:
+    def merit_of(one: TeacherOption) -> tuple[object, ...]:
         return one.source != "computed", one.rate or 0.0, not one.format.is_gguf, -one.least
 
-    return max(able, key=merit, default=None)
+    return max(able, key=merit_of, default=None)
 
 
-def _option(
+def _make_option(
     shape: ModelShape,
     kind: WeightFormat,
     place: Place,
@@ -278,7 +280,7 @@ def _option(
     rates: list[float | None] = []
     for device in able:
         again = read if weights + working > device.memory * USABLE else 0
-        rates.append(_rate(shape, device, place, length, wide, again / batch, given))
+        rates.append(_tokens_per_second(shape, device, place, length, wide, again / batch, given))
     known = sorted((rate for rate in rates if rate is not None), reverse=True)
     together = [(count * rate, count) for count, rate in enumerate(known, 1)]
     rate, teachers = max(together, default=(None, len(able)))
@@ -304,7 +306,7 @@ def _pick_device(devices: Sequence[DeviceModel], rates: Sequence[float | None]) 
     return known[max(known)] if known else max(devices, key=lambda one: one.memory)
 
 
-def _rate(
+def _tokens_per_second(
     shape: ModelShape,
     device: DeviceModel,
     place: Place,

@@ -26,7 +26,7 @@ class Term:
 
         def put_in(found: re.Match[str]) -> str:
             number = self.numbers.get(found[0])
-            return found[0] if number is None else _short(number)
+            return found[0] if number is None else _format_short(number)
 
         return re.sub(r"[A-Za-z_]\w*", put_in, self.formula)
 
@@ -43,5 +43,5 @@ def _compile_formula(formula: str) -> CodeType:
     return compile(formula, "formula", "eval")
 
 
-def _short(number: float) -> str:
+def _format_short(number: float) -> str:
     return f"{int(number):,}" if number == int(number) else f"{number:.6g}"

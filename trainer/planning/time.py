@@ -13,7 +13,7 @@ from trainer.planning.exchange_choice import (
     ChosenExchange,
     ExchangeCandidate,
     ExchangeLoad,
-    choose,
+    choose_exchange,
     exposed_seconds,
     first_within,
     rounds_of,
@@ -50,7 +50,7 @@ class StepTime:
         """Seconds together."""
         return self.compute.value + self.exposed.value + self.bubble.value
 
-    def terms(self) -> list[Term]:
+    def list_terms(self) -> list[Term]:
         """Return all terms."""
         return [self.compute, self.exposed, self.bubble]
 
@@ -114,7 +114,7 @@ def all_reduce(size: float, members: int, rate: float, hop: float = INSIDE_HOP) 
     return min(ring, tree)
 
 
-def gather(size: float, members: int, rate: float, hop: float = INSIDE_HOP) -> float:
+def gather_seconds(size: float, members: int, rate: float, hop: float = INSIDE_HOP) -> float:
     """Return the seconds of an all-gather, or of a reduce-scatter: half a ring's all-reduce."""
     if members == 1:
         return 0.0
@@ -192,8 +192,8 @@ def plan_time(
     )
     if strategy.data in ("motley", "diloco"):
         steps = max(1, int(total_tokens / tokens))
-        asked = _star(shape, training, strategy, cluster, compute.value, steps)
-        choice = _choice(strategy, asked)
+        asked = _star_load(shape, training, strategy, cluster, compute.value, steps)
+        choice = _choose_codec(strategy, asked)
         return StepTime(compute, choice.taken.exposed, bubble, choice)
     return StepTime(
         compute, _exposed_seconds(shape, training, strategy, cluster, compute.value), bubble
@@ -208,7 +208,7 @@ def speed_of(device: DeviceModel, training: TrainingSetup) -> float | None:
     return device.fp32 if wide else device.flops
 
 
-def _star(
+def _star_load(
     shape: ModelShape,
     training: TrainingSetup,
     strategy: Strategy,
@@ -228,14 +228,14 @@ def _star(
     )
 
 
-def _choice(strategy: Strategy, asked: ExchangeLoad) -> ChosenExchange:
+def _choose_codec(strategy: Strategy, asked: ExchangeLoad) -> ChosenExchange:
     """Return the codec of an exchange after each step, or the length of rounds."""
     if strategy.data == "diloco":
         rounds = rounds_of(asked) or rounds_of(replace(asked, total_steps=LEAST_ROUNDS))
         assert rounds is not None
         return first_within(asked, [rounds])
     if strategy.codec == AUTO:
-        return choose(asked, rounds=False)
+        return choose_exchange(asked, rounds=False)
     return first_within(
         asked, [ExchangeCandidate(strategy.codec, 1, exposed_seconds(asked, strategy.codec))]
     )
@@ -301,9 +301,9 @@ def _of_replicas(
     if strategy.data == "fsdp":
         whole = shape.parameters / (strategy.tensor * strategy.stages)
         stored = NF4_BYTES if training.method == "qlora" else training.precision.activation
-        gathers = 2 * strategy.microbatches * gather(whole * stored, count, rate, hop)
-        reduced = strategy.microbatches * gather(gradient, count, rate, hop)
+        gathers = 2 * strategy.microbatches * gather_seconds(whole * stored, count, rate, hop)
+        reduced = strategy.microbatches * gather_seconds(gradient, count, rate, hop)
         return gathers + reduced, compute, ZERO
     if strategy.data == "ddp":
         return all_reduce(gradient, count, rate, hop), backward / strategy.microbatches, RINGS
-    return 2 * gather(gradient, count, rate, hop), backward / strategy.microbatches, ZERO
+    return 2 * gather_seconds(gradient, count, rate, hop), backward / strategy.microbatches, ZERO

@@ -26,11 +26,11 @@ from trainer.planning.vulkan_buffers import (
     Kind,
     align_size,
     logit_window_bytes,
-    nbytes,
     padded_length,
     padded_words,
-    regions,
     row_windows,
+    tensor_bytes,
+    upload_regions,
 )
 
 USABLE = 0.95
@@ -62,8 +62,8 @@ def plan_vulkan_memory(
         for block in layout.blocks
     )
     layers = model.num_layers
-    words = sum(map(padded_words, regions(rows, chunks * chunk, entries).values()))
-    work = _Work(model, config, samples, length, chunk)
+    words = sum(map(padded_words, upload_regions(rows, chunks * chunk, entries).values()))
+    work = _StepBuffers(model, config, samples, length, chunk)
     kept = work.activation_bytes()
     return {
         "frozen": _frozen_bytes(model, config, length),
@@ -73,7 +73,7 @@ def plan_vulkan_memory(
         "checkpoints": (layers + 1) * align_size(4 * rows * model.hidden_size),
         "activations": (1 if recompute else layers) * kept
         + align_size(4 * rows * model.hidden_size),
-        "workspace": work.total(chunks, bool(entries), recompute),
+        "workspace": work.total_bytes(chunks, bool(entries), recompute),
         "logits": align_size(4 * chunk * _logit_columns(model, config, chunk)),
     }
 
@@ -112,7 +112,7 @@ def frozen_tensors(
 def _frozen_bytes(model: Architecture, config: RunConfig, length: int) -> int:
     total = 2 * align_size(4 * length * (model.head_dim // 2))  # tables of the rotary embedding
     for _, shape, kind in frozen_tensors(model, config):
-        total += align_size(nbytes(shape, kind))
+        total += align_size(tensor_bytes(shape, kind))
         if kind == "nf4":
             total += align_size(4 * -(-math.prod(shape) // NF4_BLOCK))
     return total
@@ -129,13 +129,13 @@ def _logit_columns(model: Architecture, config: RunConfig, chunk: int) -> int:
 
 
 @dataclass
-class _Pieces:
+class _BufferPool:
     """Memory that is reused: the smallest free piece that is large enough."""
 
     free: list[int] = field(default_factory=list[int])
     total: int = 0
 
-    def take(self, elements: int) -> int:
+    def take_buffer(self, elements: int) -> int:
         """Return the piece for an fp32 buffer."""
         size = 4 * elements
         fitting = [piece for piece in self.free if piece >= size]
@@ -146,16 +146,16 @@ class _Pieces:
         self.free.remove(found)
         return found
 
-    def give(self, *pieces: int) -> None:
+    def give_back(self, *pieces: int) -> None:
         self.free += pieces
 
-    def touch(self, *elements: int) -> None:
+    def touch_together(self, *elements: int) -> None:
         """Take buffers together, and give them back."""
-        self.give(*[self.take(count) for count in elements])
+        self.give_back(*[self.take_buffer(count) for count in elements])
 
 
 @dataclass
-class _Work:
+class _StepBuffers:
     """The temporary buffers of one micro-batch."""
 
     model: Architecture
@@ -163,7 +163,7 @@ class _Work:
     samples: int
     length: int
     chunk: int
-    pieces: _Pieces = field(default_factory=_Pieces)
+    pieces: _BufferPool = field(default_factory=_BufferPool)
 
     def __post_init__(self) -> None:
         model = self.model
@@ -187,7 +187,7 @@ class _Work:
         sizes = (*[self.hidden] * 3, *[self.queries] * 3, *[self.keys] * 3, *[self.inner] * 2)
         return sum(align_size(4 * size) for size in sizes)
 
-    def total(self, chunks: int, taught: bool, recompute: bool) -> int:
+    def total_bytes(self, chunks: int, taught: bool, recompute: bool) -> int:
         """Return the bytes of all temporary buffers: after two like layers no more are taken."""
         linears, lora = self.adapted, self.config.lora
         layers = [linears] * 2
@@ -195,53 +195,53 @@ class _Work:
             chosen = lora.select_layers(self.model.num_layers)
             layers = [linears if n in chosen else () for n in range(self.model.num_layers)]
         for self.adapted in layers:
-            self._recompute()
-            self._finish()
+            self._recompute_layer()
+            self._finish_layer()
         for _ in range(min(chunks, 2)):
-            self._head(taught)
+            self._add_head(taught)
         for self.adapted in reversed(layers):
             if recompute:
-                self._recompute()
+                self._recompute_layer()
             self._layer_backward()
         return self.pieces.total
 
-    def _linear(self, name: str) -> None:
+    def _add_linear(self, name: str) -> None:
         if name in self.adapted:
-            self.pieces.touch(self.low)
+            self.pieces.touch_together(self.low)
 
     def _linear_backward(self, name: str) -> None:
         if self.full and name in self.model.biased:
             columns = self.model.linear_shape(name)[0]
-            self.pieces.touch(self._partial(self.rows, columns))
+            self.pieces.touch_together(self._add_partial(self.rows, columns))
         if name in self.adapted:
-            self.pieces.touch(self.low, self.low)
+            self.pieces.touch_together(self.low, self.low)
 
-    def _partial(self, rows: int, columns: int) -> int:
+    def _add_partial(self, rows: int, columns: int) -> int:
         return min(rows, PARTIAL_SUMS) * columns
 
     def _norm_backward(self, rows: int) -> None:
         if self.full:
-            self.pieces.touch(self._partial(rows, self.model.hidden_size))
+            self.pieces.touch_together(self._add_partial(rows, self.model.hidden_size))
 
-    def _recompute(self) -> None:
-        self._linear("q_proj")
-        self._linear("k_proj")
-        values = self.pieces.take(self.keys)
-        self._linear("v_proj")
-        self.pieces.give(values)
-        merged = self.pieces.take(self.queries)
-        self.pieces.touch(self.scores)
-        self.pieces.give(merged)
+    def _recompute_layer(self) -> None:
+        self._add_linear("q_proj")
+        self._add_linear("k_proj")
+        values = self.pieces.take_buffer(self.keys)
+        self._add_linear("v_proj")
+        self.pieces.give_back(values)
+        merged = self.pieces.take_buffer(self.queries)
+        self.pieces.touch_together(self.scores)
+        self.pieces.give_back(merged)
         for name in ("o_proj", "gate_proj", "up_proj"):
-            self._linear(name)
+            self._add_linear(name)
 
-    def _finish(self) -> None:
-        product = self.pieces.take(self.inner)
-        self._linear("down_proj")
-        self.pieces.give(product)
+    def _finish_layer(self) -> None:
+        product = self.pieces.take_buffer(self.inner)
+        self._add_linear("down_proj")
+        self.pieces.give_back(product)
 
-    def _head(self, taught: bool) -> None:
-        take, give = self.pieces.take, self.pieces.give
+    def _add_head(self, taught: bool) -> None:
+        take, give = self.pieces.take_buffer, self.pieces.give_back
         width = self.chunk * self.model.hidden_size
         states = [4 * self.chunk] * (2 if taught else 1)
         first = [take(size) for size in (width, width, *states)]
@@ -251,7 +251,7 @@ class _Work:
         give(*first)
 
     def _layer_backward(self) -> None:
-        take, give = self.pieces.take, self.pieces.give
+        take, give = self.pieces.take_buffer, self.pieces.give_back
         product, dproduct = take(self.inner), take(self.inner)
         self._linear_backward("down_proj")
         give(product, dproduct)
@@ -265,7 +265,7 @@ class _Work:
         self._linear_backward("o_proj")
         dmerged = take(self.queries)
         dheads = [take(size) for size in (self.queries, self.keys, self.keys)]
-        self.pieces.touch(self.scores, self.scores)
+        self.pieces.touch_together(self.scores, self.scores)
         give(dmerged)
         dnormed = take(self.hidden)
         self._head_norm(self.queries)
@@ -279,7 +279,7 @@ class _Work:
 
     def _head_norm(self, elements: int) -> None:
         if self.full and self.model.normalised_heads:
-            turned = self.pieces.take(elements)
+            turned = self.pieces.take_buffer(elements)
             head = self.model.head_dim
-            self.pieces.touch(self._partial(elements // head, head))
-            self.pieces.give(turned)
+            self.pieces.touch_together(self._add_partial(elements // head, head))
+            self.pieces.give_back(turned)

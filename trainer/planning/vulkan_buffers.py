@@ -40,12 +40,12 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
 
-    def nbytes(self, batch: int, slots: int) -> int:
+    def cache_bytes(self, batch: int, slots: int) -> int:
         """Return the bytes of a layer's keys and values together, for `slots` tokens a sample."""
         return 2 * 4 * batch * self.num_kv_heads * slots_for(slots, 0) * self.head_dim
 
 
-def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
+def tensor_bytes(shape: tuple[int, ...], kind: Kind) -> int:
     """Return the bytes of a tensor, rounded up to whole 4-byte words."""
     bits = {"f32": 32, "u32": 32, "bf16": 16, "nf4": 4}[kind] * math.prod(shape)
     return -(-bits // 32) * 4
@@ -71,7 +71,7 @@ def padded_words(count: int) -> int:
     return -(-count // _WORDS) * _WORDS
 
 
-def regions(rows: int, targets: int, entries: int) -> dict[str, int]:
+def upload_regions(rows: int, targets: int, entries: int) -> dict[str, int]:
     """Return the words of every part of a micro-batch's upload, in order."""
     return {
         "ids": rows,
@@ -92,7 +92,7 @@ def row_windows(rows: int, columns: int, kind: Kind, limit: int) -> Iterator[tup
 
     A window begins at an aligned byte, also of the NF4 scales.
     """
-    size = nbytes((rows, columns), kind)
+    size = tensor_bytes((rows, columns), kind)
     if size <= limit:
         yield 0, rows
         return
@@ -107,7 +107,7 @@ def row_windows(rows: int, columns: int, kind: Kind, limit: int) -> Iterator[tup
 
 def logit_window_bytes(rows: int, columns: int, kind: Kind, chunk: int, binding: int) -> int:
     """Return the bytes of a window of weights that exceeds neither a binding nor the logits."""
-    return min(binding, LOGIT_BYTES // (4 * chunk) * nbytes((rows, columns), kind) // rows)
+    return min(binding, LOGIT_BYTES // (4 * chunk) * tensor_bytes((rows, columns), kind) // rows)
 
 
 def _is_aligned(elements: int, kind: Kind) -> bool:

@@ -56,7 +56,7 @@ class RunMemory:
     config: RunConfig
 
     @classmethod
-    def of(cls, folder: Path, config: RunConfig) -> RunMemory:
+    def of_model_folder(cls, folder: Path, config: RunConfig) -> RunMemory:
         """Return the memory of a run on a model folder.
 
         Raises:
@@ -121,7 +121,7 @@ class RunMemory:
         )
         return next(fitting, None) if self.can_stream else None
 
-    def fits(self, room: Room, *, busy: bool = False) -> bool:
+    def fits_room(self, room: Room, *, busy: bool = False) -> bool:
         """Return whether a worker fits a room; `busy`: so that an accelerator is kept busy."""
         tokens = BUSY_TOKENS if busy and BACKENDS[room.backend].is_gpu else 0
         needed = self.needed_bytes(room.backend, tokens, coordinates=room.coordinates)

@@ -32,7 +32,7 @@ from trainer.data.sources import HUB, refuse_pipe, restore_scheme
 from trainer.model import layout as trainer_layout
 from trainer.model.files import digested_files, local_model
 from trainer.model.output_folder import check_output as check_folder_of_run
-from trainer.planning.defaults import Derived, check_task, derive, run_work
+from trainer.planning.defaults import Derived, check_task, derive_settings, run_work
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
 from trainer.planning.shapes import ModelShape
@@ -283,7 +283,7 @@ def own_settings(
     try:
         config = RunConfig.model_validate(settings)
         refuse_pipe(Path(config.data.train))
-        return derive(config, given, model_folder(config), rooms)
+        return derive_settings(config, given, model_folder(config), rooms)
     except InputError as error:
         raise ConfigError(str(error)) from None
 
@@ -382,7 +382,7 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
         folder = model_folder(config)
         if folder is None:
             return Finding("warn", "not planned: the model is not on this machine", _SEE_MODEL)
-        memory = RunMemory.of(folder, config)
+        memory = RunMemory.of_model_folder(folder, config)
     except InputError:
         return Finding("warn", "not planned: the model cannot be read", _SEE_MODEL)
     own = [worker for worker in plan.workers if worker.host in hosts]
@@ -395,7 +395,11 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
                 f"{worker.name} computes with wgpu: {memory.not_on_wgpu}",
                 "give the host `cuda` or `cpu` in motley_devices",
             )
-        if BACKENDS[backend].is_gpu and size is not None and not memory.fits(Room(size, backend)):
+        if (
+            BACKENDS[backend].is_gpu
+            and size is not None
+            and not memory.fits_room(Room(size, backend))
+        ):
             return _too_little(
                 f"{worker.name} on {worker.device}", memory.needed_bytes(backend), size, config
             )

@@ -10,7 +10,7 @@ from launcher.agent.checks.job import own_settings
 from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
-from trainer.planning.defaults import SETTLED, table
+from trainer.planning.defaults import DERIVED_KEYS, format_table
 from trainer.planning.workers import MAIN_MEMORY, Room
 from trainer.system.backends import BACKENDS, Backend
 
@@ -35,9 +35,9 @@ def follow_data(
     answer = found.connections[head].ask(
         own_settings, settings, sorted(given), _worker_memory(plan)
     )
-    derived = [part for part in answer if part.key in SETTLED - set(given)]
+    derived = [part for part in answer if part.key in DERIVED_KEYS - set(given)]
     settled = config.with_settings({part.key: part.value for part in derived})
-    return settled, table(derived, settled.output)
+    return settled, format_table(derived, settled.output)
 
 
 def _worker_memory(plan: LaunchPlan) -> list[Room]:

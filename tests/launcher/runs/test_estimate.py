@@ -174,7 +174,7 @@ def test_what_is_done_is_not_planned_again(inputs: Path, tmp_path: Path) -> None
     record = SpendRecord(
         run="r", host="near", until=1, seconds=1, kwh=0, measured=0, money=0.5, currency="EUR"
     )
-    SpendLedger(tmp_path / "spend.jsonl").append([record])
+    SpendLedger(tmp_path / "spend.jsonl").append_records([record])
     status = {"schema": "motley.status/1", "run_id": "r", "step": 51, "total_steps": 100}
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "status.json").write_text(json.dumps(status))

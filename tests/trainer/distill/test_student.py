@@ -33,7 +33,7 @@ from trainer.init_model import init_model
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.budget import stopper
-from trainer.planning.budget.guard import Guard
+from trainer.planning.budget.guard import BudgetGuard
 from trainer.planning.budget.ledger import SpendLedger
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
@@ -70,13 +70,13 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
 ) -> None:
     budget = {"ceiling": 1000, "currency": "EUR", "hosts": [{"name": "rack", "price_hour": 3600}]}
     course = Course(tmp_path / "out", model, logits, budget=budget)
-    looks = Guard.look
+    looks = BudgetGuard.check_budget
 
-    def at_step_6(self: Guard, now: float) -> str | None:
+    def at_step_6(self: BudgetGuard, now: float) -> str | None:
         return "budget.ceiling: spent" if self.next_checkpoint == 8 else looks(self, now)
 
     with monkeypatch.context() as dear:
-        dear.setattr(Guard, "look", at_step_6)
+        dear.setattr(BudgetGuard, "check_budget", at_step_6)
         dear.setattr(stopper, "LOOK_EVERY", 0.001)
         assert course.run() == 9
     status = read_status(course.output / "status.json")
@@ -86,9 +86,9 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
     assert 4 <= stopped < 16
     assert status["checkpoint"]["step"] == stopped
     ledger = SpendLedger(course.output / "spend.jsonl")
-    before = sum(record.money for record in ledger.read())
+    before = sum(record.money for record in ledger.read_records())
     assert before == pytest.approx(status["budget"]["spent"], abs=1e-4)
-    assert ledger.read()[-1].end
+    assert ledger.read_records()[-1].end
 
     course.settings["budget"] = budget | {"ceiling": 1}
     with pytest.raises(BudgetStopError, match=r"^budget\.ceiling: "):
@@ -98,7 +98,7 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
     assert course.run() == 0
     assert course.steps("step") == list(range(1, 17))
     after = read_status(course.output / "status.json")["budget"]["spent"]
-    assert after == pytest.approx(sum(record.money for record in ledger.read()), abs=1e-4)
+    assert after == pytest.approx(sum(record.money for record in ledger.read_records()), abs=1e-4)
     assert after > before
 
 
@@ -110,7 +110,7 @@ def test_its_budget_counts_while_it_waits_for_a_teacher(model: Path, tmp_path: P
     assert stopped.value.exit_code == 9
     status = read_status(course.output / "status.json")
     assert (status["state"], status["exit_code"]) == ("stopped", 9)
-    assert SpendLedger(course.output / "spend.jsonl").read()[-1].end
+    assert SpendLedger(course.output / "spend.jsonl").read_records()[-1].end
 
 
 def test_a_checkpoint_is_an_ordinary_model(

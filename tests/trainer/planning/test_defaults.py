@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.small_model import SIZES, write_data, write_hollow_weights, write_model
 from trainer.config.run import RunConfig, load_config
 from trainer.init_model import init_model
-from trainer.planning.defaults import derive, provisional, table
+from trainer.planning.defaults import derive_settings, format_table, provisional_task
 from trainer.planning.workers import Room
 from trainer.system.errors import InputError
 
@@ -31,11 +31,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def follow(model: Path | None, data: Path, *rooms: Room, **given: object) -> dict[str, Any]:
-    """Return what `derive` settles beside the settings that are `given`."""
+    """Return what `derive_settings` settles beside the settings that are `given`."""
     paths = {"model.path": str(model), "data.train": str(data)}
     flags = {key.replace("__", "."): value for key, value in given.items()}
-    config = load_config(None, paths | provisional(flags) | flags)
-    return {part.key: part.value for part in derive(config, flags, model, rooms)}
+    config = load_config(None, paths | provisional_task(flags) | flags)
+    return {part.key: part.value for part in derive_settings(config, flags, model, rooms)}
 
 
 def test_a_classifier(home: Path) -> None:
@@ -76,7 +76,10 @@ def test_classes_alone_make_a_classifier(home: Path) -> None:
     assert (found["task"], "num_classes" in found) == ("classify", False)
     paths = {"model.path": str(home / "model"), "data.train": str(home / "labels.jsonl")}
     config = load_config(None, paths | {"num_classes": 7})
-    why = {part.key: part.why for part in derive(config, {"num_classes": 7}, home / "model", ())}
+    why = {
+        part.key: part.why
+        for part in derive_settings(config, {"num_classes": 7}, home / "model", ())
+    }
     assert why["task"] == "num_classes is given"
 
 
@@ -114,7 +117,7 @@ def test_a_task_that_is_given_needs_no_labels_on_all_lines(home: Path, tmp_path:
 
 def test_no_validation_is_a_choice_too(home: Path) -> None:
     paths = {"model.path": "m", "data.train": str(home / "labels.jsonl"), "num_classes": 3}
-    found = derive(load_config(None, paths), {"data.validation"}, home / "model", ())
+    found = derive_settings(load_config(None, paths), {"data.validation"}, home / "model", ())
     assert "data.validation_fraction" not in {part.key for part in found}
 
 
@@ -195,16 +198,16 @@ def test_a_share_of_a_long_file_is_measured(home: Path, tmp_path: Path) -> None:
 
 def test_what_is_settled_holds_and_is_shown(home: Path) -> None:
     paths = {"model.path": str(home / "model"), "data.train": str(home / "labels.jsonl")}
-    config = load_config(None, paths | provisional({}))
-    found = derive(config, paths, home / "model", ())
+    config = load_config(None, paths | provisional_task({}))
+    found = derive_settings(config, paths, home / "model", ())
     settled = config.with_settings({part.key: part.value for part in found})
     assert (settled.task, settled.num_classes, settled.lora.lora_rank) == ("classify", 3, 16)
     assert load_config(None, settled.model_dump(mode="json")) == settled
-    heading, *lines = table(found, "out")
+    heading, *lines = format_table(found, "out")
     assert heading == "settings by data and model, all of them in out/run.yaml:"
     assert len(lines) == len(found)
     assert lines[1].split(maxsplit=2) == ["num_classes", "3", "every label is below 3"]
-    assert table([], "out") == []
+    assert format_table([], "out") == []
 
 
 def test_more_classes_than_there_may_be(home: Path) -> None:

@@ -14,7 +14,7 @@ from trainer.planning.exchange_choice import (
     MOST_EXPOSED,
     ROUNDS_CODEC,
     ExchangeLoad,
-    choose,
+    choose_exchange,
     element_bytes,
     exposed_by_rounds,
     exposed_seconds,
@@ -83,7 +83,7 @@ def test_exposed_milliseconds_of_rounds(every: int, milliseconds: list[float]) -
     ],
 )
 def test_the_first_that_a_step_hides_is_taken(rate: float, step: float, codec: str) -> None:
-    choice = choose(exchange_of(rate, step))
+    choice = choose_exchange(exchange_of(rate, step))
     assert choice.codec == codec
     assert choice.within
     assert choice.taken.exposed.value <= MOST_EXPOSED * step * 1.000001
@@ -96,25 +96,25 @@ def test_the_first_that_a_step_hides_is_taken(rate: float, step: float, codec: s
 
 def test_rounds_are_as_short_as_the_limit_allows() -> None:
     asked = exchange_of(6.25, 1.0)
-    every = choose(asked).every
+    every = choose_exchange(asked).every
     assert exposed_by_rounds(asked, every).value <= 0.05 < exposed_by_rounds(asked, every - 1).value
 
 
 def test_a_run_has_at_least_twenty_rounds() -> None:
     """H* is 21 steps here: a run of 420 has twenty of those, one of 419 does not."""
-    assert choose(exchange_of(6.25, 1.0, 420)).every == 21
-    short = choose(exchange_of(6.25, 1.0, 419))
+    assert choose_exchange(exchange_of(6.25, 1.0, 420)).every == 21
+    short = choose_exchange(exchange_of(6.25, 1.0, 419))
     assert (short.codec, short.every, short.within) == (ROUNDS_CODEC, 20, False)
     assert [one.every for one in short.candidates] == [1, 1, 20]
-    shortest = choose(exchange_of(6.25, 1.0, 19))
+    shortest = choose_exchange(exchange_of(6.25, 1.0, 19))
     assert ROUNDS_CODEC not in [one.codec for one in shortest.candidates]
 
 
 def test_where_nothing_is_hidden_the_least_is_taken_and_said_so() -> None:
-    choice = choose(exchange_of(0.125, 0.2, 19))
+    choice = choose_exchange(exchange_of(0.125, 0.2, 19))
     assert (choice.codec, choice.within) == (FREE[-1], False)
     assert choice.taken.exposed_ms == min(one.exposed_ms for one in choice.candidates)
-    longer = choose(exchange_of(0.0125, 0.2, 2000))
+    longer = choose_exchange(exchange_of(0.0125, 0.2, 2000))
     assert (longer.codec, longer.every, longer.within) == (ROUNDS_CODEC, 100, False)
 
 
@@ -127,7 +127,7 @@ def test_the_centre_carries_every_remote_host() -> None:
 
 
 def test_workers_beside_the_coordinator_cost_nothing() -> None:
-    choice = choose(exchange_of(1.25, 0.2, remotes=0))
+    choice = choose_exchange(exchange_of(1.25, 0.2, remotes=0))
     assert (choice.codec, choice.every, choice.taken.exposed_ms) == ("fp32", 1, 0)
 
 
@@ -142,7 +142,7 @@ def test_an_uplink_that_is_slower_than_the_downlink() -> None:
 def test_the_round_trip_is_paid_in_each_step_and_once_a_round() -> None:
     far = replace(exchange_of(118, 1.0), link=LinkRates(up=118e6, down=118e6, round_trip=0.2))
     assert exposed_seconds(far, "bf16").value == pytest.approx(0.2 + 0.0056, abs=1e-4)
-    choice = choose(far)
+    choice = choose_exchange(far)
     assert (choice.codec, choice.every) == (ROUNDS_CODEC, 5)
 
 

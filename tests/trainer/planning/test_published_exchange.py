@@ -23,6 +23,6 @@ def test_deepspeed_estimator_of_an_offloaded_model() -> None:
     assert estimated / GIB == pytest.approx(0.49, rel=0.01)
     assert (14_678 * MIB / estimated, 21_272 * MIB / estimated) == pytest.approx((29, 43), rel=0.02)
     training = TrainingSetup(method="full", precision=MIXED, rows=1, length=2048)
-    size = plan_memory_by_part(shape, training, Strategy(world=4, data="fsdp")).bytes()
+    size = plan_memory_by_part(shape, training, Strategy(world=4, data="fsdp")).bytes_by_part()
     beside = size["activations"] + size["logits"] + size["buffers"]
     assert 14_678 * MIB < beside < 21_272 * MIB

@@ -160,7 +160,7 @@ def test_every_printed_formula_gives_its_value() -> None:
             schedule=SCHEDULES[checked % len(SCHEDULES)],
         )
         training = TrainingSetup(method=method, recompute=recompute)
-        for _, term in plan_memory_by_part(NAMED[name], training, strategy).terms():
+        for _, term in plan_memory_by_part(NAMED[name], training, strategy).list_terms():
             assert math.isfinite(term.value)
             assert term.source
             checked += 1

@@ -331,7 +331,7 @@ def test_frozen_linears_are_kept_in_the_format_of_products(tiny: Tiny) -> None:
     shape = read_shape(folder)
     replica, _ = start(folder, config)
     saved: dict[int, torch.Tensor] = {}
-    linears = {tuple(sorted(sides)) for sides in shape.linears().values()}
+    linears = {tuple(sorted(sides)) for sides in shape.layer_matrices().values()}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in linears:
@@ -342,6 +342,6 @@ def test_frozen_linears_are_kept_in_the_format_of_products(tiny: Tiny) -> None:
         replica.forward_backward([Encoded(np.arange(9, dtype=np.int32), 0)], lambda *_: None)
     found = sum(tensor.numel() for tensor in saved.values())
     # The first layer's attention has no gradient to its input, a frozen embedding's.
-    sizes = {name: rows * columns for name, (rows, columns) in shape.linears().items()}
+    sizes = {name: rows * columns for name, (rows, columns) in shape.layer_matrices().items()}
     first = sum(sizes[name] for name in ("q_proj", "k_proj", "v_proj"))
     assert found == shape.linear_parameters() - first

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from trainer.planning.decision import ROOT, Leaf, Rule, diagram, pick
+from trainer.planning.decision import ROOT, Leaf, Rule, draw_diagram, pick_strategy
 from trainer.planning.devices import parse_cluster
 from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.shapes import NAMED
-from trainer.planning.strategies import Request, StrategyOption, options
+from trainer.planning.strategies import Request, StrategyOption, list_options
 from trainer.planning.strategy import Strategy, TrainingSetup
 
 RACK = "8xA100-80G nvlink, 2 hosts, 200gbit"
@@ -29,7 +29,7 @@ def request_of(shape: str, cluster: str, method: str = "lora", length: int = 204
 
 @pytest.fixture(scope="module")
 def rack() -> list[StrategyOption]:
-    return options(request_of("7b", RACK))
+    return list_options(request_of("7b", RACK))
 
 
 def test_every_strategy_has_a_line(rack: list[StrategyOption]) -> None:
@@ -49,7 +49,7 @@ def test_a_step_has_the_same_rows_in_every_strategy(rack: list[StrategyOption]) 
 
 
 def test_what_is_sharded_shrinks(rack: list[StrategyOption]) -> None:
-    size = {option.key: option.memory.bytes() for option in rack}
+    size = {option.key: option.memory.bytes_by_part() for option in rack}
     assert size["fsdp"]["weights"] == pytest.approx(size["ddp"]["weights"] / 16, rel=1e-6)
     assert size["zero-1"]["gradients"] == size["ddp"]["gradients"] > size["zero-2"]["gradients"]
     assert size["zero-1"]["optimizer"] == pytest.approx(size["ddp"]["optimizer"] / 16, rel=1e-6)
@@ -72,8 +72,8 @@ def test_what_is_sharded_shrinks(rack: list[StrategyOption]) -> None:
 )
 def test_the_pick(shape: str, cluster: str, method: str, picked: str | None) -> None:
     asked = request_of(shape, cluster, method)
-    found = options(asked)
-    chosen = pick(asked, found)
+    found = list_options(asked)
+    chosen = pick_strategy(asked, found)
     assert (chosen.option.key if chosen.option else None) == picked
     assert chosen.option is None or chosen.option.fits
     assert any(character.isdigit() for character in chosen.sentence)
@@ -93,9 +93,9 @@ def test_the_exchange_follows_the_link(
 ) -> None:
     """Adapters of 132 MB: what a step hides is taken, rounds where the run is long enough."""
     asked = replace(request_of("qwen3-4b", f"1xRTX3090; 1xRTX4090, {link}"), tokens=tokens)
-    found = options(asked)
+    found = list_options(asked)
     assert tuple(option.title for option in found[:2]) == titles
-    assert pick(asked, found).sentence.startswith(said)
+    assert pick_strategy(asked, found).sentence.startswith(said)
     for option in found[:2]:
         assert option.time is not None
         assert option.time.choice is not None
@@ -103,7 +103,7 @@ def test_the_exchange_follows_the_link(
 
 
 def test_workers_of_one_host_exchange_as_they_are() -> None:
-    found = {option.key: option for option in options(request_of("qwen3-4b", "2xRTX4090"))}
+    found = {option.key: option for option in list_options(request_of("qwen3-4b", "2xRTX4090"))}
     assert (found["motley"].title, found["diloco"].title) == ("Motley fp32", "DiLoCo H1")
     assert found["motley"].time is not None
     assert found["motley"].time.exposed.value == 0
@@ -114,13 +114,13 @@ def test_a_device_of_unknown_speed_is_planned_by_memory_alone() -> None:
     group = asked.cluster.groups[0]
     unknown = replace(group, device=replace(group.device, flops=None, watts=None))
     asked = replace(asked, cluster=replace(asked.cluster, groups=(unknown,)))
-    found = options(asked)
+    found = list_options(asked)
     assert all(option.time is None and option.cost is None for option in found)
-    assert pick(asked, found).option is not None
+    assert pick_strategy(asked, found).option is not None
 
 
 def test_the_diagram_has_every_rule_and_every_pick() -> None:
-    text = diagram()
+    text = draw_diagram()
 
     def check(node: Rule | Leaf) -> None:
         assert f'"{node.text}"' in text
@@ -139,7 +139,7 @@ def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() 
 
     def gradients(**settings: Any) -> int:
         strategy = Strategy(world=2, **settings)
-        return plan_memory_by_part(shape, training, strategy).bytes()["gradients"]
+        return plan_memory_by_part(shape, training, strategy).bytes_by_part()["gradients"]
 
     every = gradients(data="fsdp", microbatches=2)
     assert every == pytest.approx(4 * shape.parameters / 2)
@@ -159,7 +159,7 @@ def test_the_copies_that_a_checkpoint_makes_on_a_processor_are_planned() -> None
 
     short = planned(world=2, data="fsdp")
     copies = 2 * 12 * shape.parameters / 2
-    parts = short.bytes()
+    parts = short.bytes_by_part()
     stays = sum(parts[name] for name in ("weights", "optimizer")) + 4 * shape.parameters / 2
     gathered = sum(found.value for found in short.buffers[:-1])
     assert short.total == pytest.approx(stays + copies + gathered)
@@ -172,15 +172,16 @@ def test_the_copies_that_a_checkpoint_makes_on_a_processor_are_planned() -> None
 def test_precision_and_recomputation_are_planned() -> None:
     plain = request_of("7b", "1xRTX4090")
     wide, narrow = (
-        options(replace(plain, precision=word, recompute=False))[0] for word in ("fp32", "fp16")
+        list_options(replace(plain, precision=word, recompute=False))[0]
+        for word in ("fp32", "fp16")
     )
     assert wide.memory.total > 1.7 * narrow.memory.total
     assert narrow.time is not None
     assert wide.time is not None
     share = wide.time.compute.value / wide.training.rows / narrow.time.compute.value
     assert share * narrow.training.rows == pytest.approx(165.2 / 82.6)
-    sheet = options(replace(plain, cluster=parse_cluster("1xB200"), precision="fp32"))
+    sheet = list_options(replace(plain, cluster=parse_cluster("1xB200"), precision="fp32"))
     assert [option.time for option in sheet] == [None] * len(sheet), "none in its data sheet"
     for again in (True, False):
-        for option in options(replace(plain, recompute=again)):
+        for option in list_options(replace(plain, recompute=again)):
             assert option.training.recompute == ("full" if again else "none")

@@ -10,7 +10,7 @@ import trainer.distill
 from trainer.distill.teacher.engines import ENGINES
 from trainer.model.families import FAMILIES
 from trainer.planning.device_models import DEVICES, DeviceModel
-from trainer.planning.devices import GIB, parse_cluster, processor
+from trainer.planning.devices import GIB, assume_processor, parse_cluster
 from trainer.planning.model_config import parse_shape
 from trainer.planning.replica import USABLE
 from trainer.planning.shapes import NAMED
@@ -30,7 +30,7 @@ from trainer.planning.time import forward_flops_per_token
 from trainer.system.errors import InputError
 
 DENSE, SPARSE = NAMED["qwen3-4b"], NAMED["qwen3-next-80b-a3b"]
-BOX = processor(8, 300 * GIB)
+BOX = assume_processor(8, 300 * GIB)
 
 
 def of(options: list[TeacherOption], weights: str, place: str = "cpu") -> TeacherOption:
@@ -46,7 +46,7 @@ def test_engines_and_quantisations_are_those_of_the_table() -> None:
 
 def test_a_gguf_file_is_picked_for_what_fits_in_no_other_form() -> None:
     def picked(gib: int) -> tuple[str | None, str] | None:
-        pick = pick_teacher(teacher_options(DENSE, [("cpu", processor(8, gib * GIB))], 1024))
+        pick = pick_teacher(teacher_options(DENSE, [("cpu", assume_processor(8, gib * GIB))], 1024))
         return pick and (pick.format.engine, pick.format.weights)
 
     assert picked(64) == ("torch", "bfloat16")
@@ -93,11 +93,11 @@ def test_80_billion_fit_300_gib_in_bf16_and_not_in_fp32() -> None:
     assert chosen.rate is not None
     assert BOX.flops is not None
     assert chosen.rate == pytest.approx(BOX.flops * 0.4 / flops)
-    assert chosen.seconds(1e6) == pytest.approx(1e6 / chosen.rate)
+    assert chosen.scoring_seconds(1e6) == pytest.approx(1e6 / chosen.rate)
 
 
 def test_a_mapped_file_that_exceeds_the_memory_needs_a_layer_and_the_disk() -> None:
-    small = processor(8, 6 * GIB)
+    small = assume_processor(8, 6 * GIB)
     found = of(teacher_options(DENSE, [("cpu", small)], 1024), "bfloat16")
     assert found.fits == "disk"
     in_use = DENSE.layer_parameters + DENSE.table_parameters
@@ -109,18 +109,18 @@ def test_a_mapped_file_that_exceeds_the_memory_needs_a_layer_and_the_disk() -> N
         found.weights / DISK_RATE / BATCH["cpu"]
     )
     assert of(teacher_options(DENSE, [("cpu", small)], 1024), "float32").fits == "no"
-    tiny = processor(8, 1 * GIB)
+    tiny = assume_processor(8, 1 * GIB)
     assert of(teacher_options(DENSE, [("cpu", tiny)], 1024), "bfloat16").fits == "no"
 
 
 def test_experts_are_stacked_in_memory_and_never_read_from_the_disk() -> None:
-    found = of(teacher_options(SPARSE, [("cpu", processor(8, 128 * GIB))], 1024), "bfloat16")
+    found = of(teacher_options(SPARSE, [("cpu", assume_processor(8, 128 * GIB))], 1024), "bfloat16")
     assert found.fits == "no"
     assert found.least - found.working > 2 * SPARSE.expert_parameters > 0.9 * found.weights
 
 
 def test_what_is_mapped_is_what_the_model_is_stored_in() -> None:
-    small, fits = processor(8, 6 * GIB), dict[str, list[str]]()
+    small, fits = assume_processor(8, 6 * GIB), dict[str, list[str]]()
     for stored in ("BF16", "F32", "F16"):
         options = teacher_options(replace(DENSE, stored=stored), [("cpu", small)], 1024)
         fits[stored] = [of(options, weights).fits for weights in ("float32", "bfloat16")]
@@ -134,7 +134,7 @@ def test_what_is_mapped_is_what_the_model_is_stored_in() -> None:
 
 def test_an_engine_that_refuses_a_model_is_not_picked() -> None:
     gemma = replace(DENSE, in_gguf=False)
-    options = teacher_options(gemma, [("cpu", processor(8, 8 * GIB))], 1024)
+    options = teacher_options(gemma, [("cpu", assume_processor(8, 8 * GIB))], 1024)
     assert of(options, "Q4_0").format.engine is None
     picked = pick_teacher(options)
     assert picked is not None
@@ -165,7 +165,7 @@ def test_a_longer_window_and_attention_that_is_not_fused_need_more() -> None:
 
 
 def test_a_gguf_file_is_read_again_by_each_of_its_smaller_forwards() -> None:
-    small = processor(8, 4 * GIB)
+    small = assume_processor(8, 4 * GIB)
     found = of(teacher_options(DENSE, [("cpu", small)], 1024), "Q8_0")
     whole = of(teacher_options(DENSE, [("cpu", BOX)], 1024), "Q8_0")
     assert found.fits == "disk"
@@ -193,7 +193,7 @@ def test_parts_are_equal_so_a_slow_teacher_may_be_left_out(
     cores: tuple[int, int], teachers: int
 ) -> None:
     seats: list[tuple[Place, DeviceModel]] = [
-        ("cpu", processor(count, 300 * GIB)) for count in cores
+        ("cpu", assume_processor(count, 300 * GIB)) for count in cores
     ]
     found = of(teacher_options(DENSE, seats, 1024), "bfloat16")
     alone = of(teacher_options(DENSE, seats[:1], 1024), "bfloat16")

@@ -20,7 +20,7 @@ class HostSpend:
     measured: float = 0.0
     """Of the seconds, those whose power was measured; of the others it is planned."""
 
-    def add(self, other: HostSpend) -> None:
+    def add_spend(self, other: HostSpend) -> None:
         """Count another part of the same host."""
         self.seconds += other.seconds
         self.kwh += other.kwh
@@ -55,7 +55,7 @@ class Accrual:
                 cost.money or 0.0,
                 seconds if rate.name in watts else 0.0,
             )
-            self._open[rate.name].add(part)
+            self._open[rate.name].add_spend(part)
             self.money += part.money
             self.kwh += part.kwh
 
@@ -65,7 +65,7 @@ class Accrual:
         costs = (host_cost(rate, 3600.0, self._watts.get(rate.name)) for rate in self.rates)
         return sum(cost.money or 0.0 for cost in costs)
 
-    def take(self) -> list[HostSpend]:
+    def take_spend(self) -> list[HostSpend]:
         """Return what was counted since the last call, of every host."""
         taken = list(self._open.values())
         self._open = {rate.name: HostSpend(rate.name) for rate in self.rates}
@@ -74,4 +74,4 @@ class Accrual:
     def put_back(self, parts: Sequence[HostSpend]) -> None:
         """Count parts again that could not be recorded."""
         for part in parts:
-            self._open[part.host].add(part)
+            self._open[part.host].add_spend(part)

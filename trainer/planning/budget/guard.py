@@ -21,7 +21,7 @@ _STEPS = 50
 """Steps whose mean time is that of the next ones."""
 
 
-class Guard:
+class BudgetGuard:
     """Watches one attempt of a run; times are monotonic seconds."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Guard:
             return self._step
         return min((self._step // self._every + 1) * self._every, max(self._total, self._step))
 
-    def look(self, now: float) -> str | None:
+    def check_budget(self, now: float) -> str | None:
         """Return why the run must stop now; None while it need not."""
         limit = self._budget.idle_stop
         if limit is not None and now - self._progress_at >= limit:

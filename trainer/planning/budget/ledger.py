@@ -54,7 +54,7 @@ class SpendRecord(BaseModel):
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierSpend:
     """The spending of the earlier attempts of a run."""
 
     money: float = 0.0
@@ -68,7 +68,9 @@ class Earlier:
     """The mean power of each host in its last line that tells one."""
 
 
-def earlier_attempts(records: Iterable[SpendRecord], run: str, currency: str | None) -> Earlier:
+def earlier_attempts(
+    records: Iterable[SpendRecord], run: str, currency: str | None
+) -> EarlierSpend:
     """Return the cost of a run so far.
 
     Raises:
@@ -81,10 +83,10 @@ def earlier_attempts(records: Iterable[SpendRecord], run: str, currency: str | N
             f"two currencies: run {run} was paid in {other.pop()}, its budget is now in {currency}"
         )
     if not own:
-        return Earlier()
+        return EarlierSpend()
     most = max(record.step for record in own)
     last = max(record.until for record in own)
-    return Earlier(
+    return EarlierSpend(
         money=sum(record.money for record in own),
         until=last,
         ended=own[-1].end,
@@ -123,7 +125,7 @@ class SpendLedger:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> list[SpendRecord]:
+    def read_records(self) -> list[SpendRecord]:
         """Return every whole line.
 
         Raises:
@@ -136,7 +138,7 @@ class SpendLedger:
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read: {error.strerror}") from None
 
-    def append(self, records: Sequence[SpendRecord]) -> None:
+    def append_records(self, records: Sequence[SpendRecord]) -> None:
         """Append lines, all or none of them, and wait for the disk.
 
         Raises:
@@ -148,8 +150,8 @@ class SpendLedger:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)
         try:
-            _lock(descriptor)
-            size = _mend(descriptor)
+            _lock_file(descriptor)
+            size = _truncate_torn_line(descriptor)
             try:
                 written = os.write(descriptor, data)
                 if written < len(data):
@@ -163,7 +165,7 @@ class SpendLedger:
             os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
+def _lock_file(descriptor: int) -> None:
     until = time.monotonic() + _LOCK_PATIENCE
     while True:
         try:
@@ -175,7 +177,7 @@ def _lock(descriptor: int) -> None:
             time.sleep(0.01)
 
 
-def _mend(descriptor: int) -> int:
+def _truncate_torn_line(descriptor: int) -> int:
     """Remove everything after the last newline; return the remaining size."""
     size = end = os.fstat(descriptor).st_size
     while end:

@@ -62,15 +62,15 @@ class PowerMeter:
         except Exception:  # no library, no driver, or no permission: NVML has an error for each
             self._blind = True
 
-    def watts(self) -> float | None:
+    def measure_watts(self) -> float | None:
         """Return the mean power since the last call; None: nothing, or only a part, is measured.
 
         The first call begins, and returns None where only counters tell.
         """
         now, before = self._clock(), self._at
-        if (whole := self._sensors(_WHOLE_HOST)) is not None:
+        if (whole := self._read_sensors(_WHOLE_HOST)) is not None:
             return whole
-        counters, drawn = self._energies(), self._sensors("amdgpu") or 0.0
+        counters, drawn = self._read_energies(), self._read_sensors("amdgpu") or 0.0
         last, self._counters, self._at = self._counters, counters, now
         if self._blind or before is None or now <= before or counters.keys() != last.keys():
             return None
@@ -82,14 +82,14 @@ class PowerMeter:
             joules += grown + most if grown < 0 and most is not None else max(0.0, grown)
         return drawn + joules / (now - before)
 
-    def recent(self) -> float | None:
+    def recent_watts(self) -> float | None:
         """Return the power as it was measured at most five seconds ago."""
         if self._clock() - self._asked >= MEASURE_EVERY:
             self._asked = self._clock()
-            self._recent = self.watts()
+            self._recent = self.measure_watts()
         return self._recent
 
-    def _energies(self) -> dict[str, tuple[float, float | None]]:
+    def _read_energies(self) -> dict[str, tuple[float, float | None]]:
         """Return the counters in joules, each with the value at which it begins again."""
         found: dict[str, tuple[float, float | None]] = {}
         for zone in sorted(self._powercap.glob("intel-rapl:*")):  # AMD's processors have them too
@@ -108,7 +108,7 @@ class PowerMeter:
             found[f"nvidia {place}"] = millijoules / 1e3, None
         return found
 
-    def _sensors(self, driver: str) -> float | None:
+    def _read_sensors(self, driver: str) -> float | None:
         """Return the sum of a driver's power sensors in watts; None without any."""
         values: list[float] = []
         for sensor in sorted(self._hwmon.glob("hwmon*")):

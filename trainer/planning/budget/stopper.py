@@ -24,8 +24,8 @@ class BudgetStopper:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Look now, and about once a second in the block; without a budget do nothing."""
-        self._look()
-        thread = threading.Thread(target=self._keep, name="budget", daemon=True)
+        self._check_budget()
+        thread = threading.Thread(target=self._watch_budget, name="budget", daemon=True)
         thread.start()
         try:
             yield
@@ -33,11 +33,11 @@ class BudgetStopper:
             self._over.set()
             thread.join()
 
-    def _keep(self) -> None:
+    def _watch_budget(self) -> None:
         while self.watch is not None and self.ending is None and not self._over.wait(LOOK_EVERY):
-            self._look()
+            self._check_budget()
 
-    def _look(self) -> None:
+    def _check_budget(self) -> None:
         self.ending = self.watch and self.watch.ending
         if self.ending is not None:
             self.stop.request(self.ending)

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config.budget import BudgetConfig
 from trainer.planning.budget.accrual import Accrual
-from trainer.planning.budget.guard import STOPPING, Guard
+from trainer.planning.budget.guard import STOPPING, BudgetGuard
 from trainer.planning.budget.ledger import SpendLedger, SpendRecord, earlier_attempts
 from trainer.planning.budget.power import PowerMeter
 
@@ -54,7 +54,7 @@ class BudgetWatch:
         self._lock = threading.RLock()
         self._closed = False
         self._meter = meter or PowerMeter()
-        before = earlier_attempts(self._ledger.read(), run_id, budget.currency)
+        before = earlier_attempts(self._ledger.read_records(), run_id, budget.currency)
         now, today = clock(), wall()
         away = 0.0 if before.until is None else today - before.until
         # The hosts of an attempt that was killed kept running: their time counts.
@@ -69,7 +69,7 @@ class BudgetWatch:
             for host in budget.hosts
         ]
         self._accrual = Accrual(rates, now - kept)
-        self._guard = Guard(
+        self._guard = BudgetGuard(
             budget,
             self._accrual,
             before=before.money,
@@ -85,10 +85,10 @@ class BudgetWatch:
         self._written = True
         self._unknown = {rate.name for rate in rates if rate.watts is None and rate.price_kwh}
         """Hosts of whose power no line tells yet: the cost of a killed attempt would be lost."""
-        self._meter.recent()
+        self._meter.recent_watts()
         self._accrual.advance(now, {})
         # Before anything costs: an attempt that is killed at once has begun all the same.
-        self._record(begin=True)
+        self._record_spend(begin=True)
 
     def record_resumption(self, step: int) -> None:
         """Note that the run goes on after so many steps."""
@@ -125,18 +125,18 @@ class BudgetWatch:
         """Why the run must stop now; None while it need not. Call it every second."""
         with self._lock:
             now = self._clock()
-            own = self._meter.recent()
+            own = self._meter.recent_watts()
             if own is not None and self.budget.hosts:
                 self._watts[self.budget.hosts[0].name] = (now, own)
-            self._accrual.advance(now, self._present(now))
+            self._accrual.advance(now, self._present_rates(now))
             fresh = self._unknown & self._watts.keys()
             if now - self._recorded_at >= RECORD_EVERY or fresh:
                 self._unknown -= fresh
                 self._recorded_at = now
-                self._record()
-            return self._guard.look(now)
+                self._record_spend()
+            return self._guard.check_budget(now)
 
-    def _present(self, now: float) -> dict[str, float]:
+    def _present_rates(self, now: float) -> dict[str, float]:
         return {host: watts for host, (at, watts) in self._watts.items() if now - at <= FRESH}
 
     @property
@@ -148,7 +148,7 @@ class BudgetWatch:
                 "ceiling": self.budget.ceiling,
                 "currency": self.budget.currency,
                 "an_hour": round(self._accrual.an_hour, 6),
-                "measured": sorted(self._present(self._clock())),
+                "measured": sorted(self._present_rates(self._clock())),
             }
 
     def close(self, *, ended: bool = True) -> None:
@@ -161,12 +161,12 @@ class BudgetWatch:
                 return
             self._closed = True
             now = self._clock()
-            self._accrual.advance(now, self._present(now))
-            self._record(end=ended)
+            self._accrual.advance(now, self._present_rates(now))
+            self._record_spend(end=ended)
 
-    def _record(self, *, begin: bool = False, end: bool = False) -> None:
+    def _record_spend(self, *, begin: bool = False, end: bool = False) -> None:
         """Append a line for each host; those that the disk does not take stay for the next time."""
-        parts, until = self._accrual.take(), self._wall()
+        parts, until = self._accrual.take_spend(), self._wall()
         parts = [part for part in parts if part.seconds or begin or end]
         if not parts:
             return
@@ -186,7 +186,7 @@ class BudgetWatch:
             for part in parts
         ]
         try:
-            self._ledger.append(lines)
+            self._ledger.append_records(lines)
         except OSError as error:
             self._accrual.put_back(parts)
             if self._written:

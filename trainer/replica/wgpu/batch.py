@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.planning.vulkan_buffers import CHUNK_ROWS, padded_length, padded_words, regions
+from trainer.planning.vulkan_buffers import CHUNK_ROWS, padded_length, padded_words, upload_regions
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.kernels.embedding import sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED
@@ -52,7 +52,7 @@ class Bucket:
     @property
     def regions(self) -> dict[str, int]:
         """Words of every part of the vector, in order."""
-        return regions(self.rows, self.chunks * self.chunk_rows, self.entries)
+        return upload_regions(self.rows, self.chunks * self.chunk_rows, self.entries)
 
     @property
     def words(self) -> int:

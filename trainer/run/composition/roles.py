@@ -329,7 +329,7 @@ def open_replica(
     """Open a replica on the first backend that works; log which, and why no earlier one.
 
     Args:
-        moments, coordinates: see `choose`.
+        moments, coordinates: see `choose_replica`.
 
     Raises:
         InputError: the model cannot be used, or does not fit.

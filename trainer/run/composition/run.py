@@ -156,7 +156,7 @@ def make_worker(
         seed=config.training.seed,
         order=order,
         alpha=alpha,
-        watts=PowerMeter().recent if config.budget is not None else lambda: None,
+        watts=PowerMeter().recent_watts if config.budget is not None else lambda: None,
     )
 
 

@@ -209,7 +209,7 @@ def test_workers_that_read_layers_at_each_use_need_no_room_for_all(
     given = {"model.path": str(folder), "data.max_seq_len": 32, "lora.lora_rank": 1}
     for resident, status in (("all", "fail"), ("auto", "ok")):
         config = load_config("quickstart", given | {"model.resident": resident})
-        needed = RunMemory.of(folder, config).needed_bytes("cpu")
+        needed = RunMemory.of_model_folder(folder, config).needed_bytes("cpu")
         free = int(needed / 0.9)
         monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda free=free: free)
         finding = check_memory(place_run([cpu], config, None, SETTING), config, ["localhost"])

@@ -72,7 +72,7 @@ def test_totals_by_run_host_and_day() -> None:
 def test_launch_spend(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["spend"]) == 0
     assert "nothing has been recorded" in capsys.readouterr().out
-    SpendLedger(state / "spend.jsonl").append(LINES)
+    SpendLedger(state / "spend.jsonl").append_records(LINES)
     assert run(["spend", "--by", "host"]) == 0
     shown = capsys.readouterr().out
     assert "5.00 EUR" in shown
@@ -92,7 +92,7 @@ def test_launch_spend(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_two_names_of_one_machine_are_read_once(state: Path) -> None:
-    SpendLedger(state / "spend.jsonl").append(LINES)
+    SpendLedger(state / "spend.jsonl").append_records(LINES)
     place_ = SimpleNamespace(connection=LocalConnection(), folder=state, host="a")
     twice = SimpleNamespace(
         ask_hosts=lambda read, **_: SimpleNamespace(
@@ -135,7 +135,7 @@ def test_a_command_that_stays_below_the_ceiling_ends_as_it_does(state: Path) -> 
     process = guarded(*HOUR, "1", "--name", "nightly", "--", "sh", "-c", "echo out; exit 4")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (4, "out\n", "")
-    begin, record = SpendLedger(state / "spend.jsonl").read()
+    begin, record = SpendLedger(state / "spend.jsonl").read_records()
     assert (begin.run, begin.seconds, begin.end) == ("nightly", 0.0, False)
     assert (record.run, record.currency, record.end) == ("nightly", "EUR", True)
     assert record.money == pytest.approx(record.seconds / 3600)
@@ -241,13 +241,15 @@ class Start:
 
 def test_what_was_spent_counts_and_so_does_what_is_done(inputs: Path, tmp_path: Path) -> None:
     start = Start(inputs, tmp_path)
-    SpendLedger(start.ledger).append([line("r", "box", 1.0, 5.0), line("x", "box", 1.0, 99.0)])
+    SpendLedger(start.ledger).append_records(
+        [line("r", "box", 1.0, 5.0), line("x", "box", 1.0, 99.0)]
+    )
     with pytest.raises(OverBudgetError, match=r"^5\.00 EUR were spent, and 0\.0"):
         start.ask()
     dear = Start(inputs, tmp_path / "b", price=1e4)
     with pytest.raises(OverBudgetError):
         dear.ask()
-    SpendLedger(dear.ledger).append([line("r", "box", 1.0, 0.5)])
+    SpendLedger(dear.ledger).append_records([line("r", "box", 1.0, 0.5)])
     status = {"schema": "motley.status/1", "run_id": "r", "step": 12_499}
     (tmp_path / "b" / "out").mkdir(parents=True)
     (tmp_path / "b" / "out" / "status.json").write_text(json.dumps(status))
@@ -290,6 +292,6 @@ def test_what_cannot_be_planned_is_said(inputs: Path, tmp_path: Path) -> None:
     start.config = start.config.with_settings({"model.path": str(tmp_path / "absent")})
     (said,) = start.ask()
     assert "cannot be planned" in said
-    SpendLedger(start.ledger).append([line("r", "box", 1.0, 6.0)])
+    SpendLedger(start.ledger).append_records([line("r", "box", 1.0, 6.0)])
     with pytest.raises(OverBudgetError, match=r"^6\.00 EUR were spent"):
         start.ask()

@@ -10,20 +10,20 @@ from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.description import Values
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.logits.shard import shard_schema
-from trainer.planning.logits_size import Kept, bytes_per_token, column_bytes
+from trainer.planning.logits_size import StoredScores, bytes_per_token, column_bytes
 
 VOCABULARY, SHARP = 4096, 1.7
 KEPT = {
-    "topk": Kept(),
-    "kept": Kept(tail_samples=0),
-    "sampled": Kept(scheme="sampled"),
-    "full": Kept(scheme="full"),
+    "topk": StoredScores(),
+    "kept": StoredScores(tail_samples=0),
+    "sampled": StoredScores(scheme="sampled"),
+    "full": StoredScores(scheme="full"),
 }
 TOKENS = {"topk": 512, "kept": 512, "sampled": 2048, "full": 64}
 """Enough that the metadata of a file hardly counts."""
 
 
-def scheme_of(kept: Kept) -> Scheme:
+def scheme_of(kept: StoredScores) -> Scheme:
     return Scheme(
         kind=kept.scheme, top_k=kept.top_k, tail_samples=kept.tail_samples, samples=kept.samples
     )
@@ -32,7 +32,7 @@ def scheme_of(kept: Kept) -> Scheme:
 @pytest.mark.parametrize("values", ["float16", "float32"])
 @pytest.mark.parametrize("name", KEPT)
 def test_a_shard_has_the_planned_bytes_a_token(tmp_path: Path, name: str, values: Values) -> None:
-    kept = Kept(**{**vars(KEPT[name]), "values": values})
+    kept = StoredScores(**{**vars(KEPT[name]), "values": values})
     tokens, scheme, rng = TOKENS[name], scheme_of(kept), np.random.default_rng(0)
     described = tiny_description(scheme, values, [[tokens]], [(0, 1)], VOCABULARY)
     logits = SHARP * draw_logits(rng, tokens - 1, VOCABULARY)
@@ -56,17 +56,19 @@ def test_every_column_of_a_token_is_planned(name: str) -> None:
 @pytest.mark.parametrize(
     ("kept", "values", "published"),
     [
-        (Kept(top_k=128, tail_samples=0), "float16", 424.4),
-        (Kept(tail_samples=0), "float16", 231.1),
-        (Kept(tail_samples=0), "float32", 326.0),
-        (Kept(), "float16", 263.9),
-        (Kept(), "float32", 370.8),
-        (Kept(scheme="sampled"), "float16", 40.4),
-        (Kept(scheme="full"), "float16", 226_599),
-        (Kept(scheme="full"), "float32", 461_958),
+        (StoredScores(top_k=128, tail_samples=0), "float16", 424.4),
+        (StoredScores(tail_samples=0), "float16", 231.1),
+        (StoredScores(tail_samples=0), "float32", 326.0),
+        (StoredScores(), "float16", 263.9),
+        (StoredScores(), "float32", 370.8),
+        (StoredScores(scheme="sampled"), "float16", 40.4),
+        (StoredScores(scheme="full"), "float16", 226_599),
+        (StoredScores(scheme="full"), "float32", 461_958),
     ],
 )
-def test_a_large_vocabulary_as_measured(kept: Kept, values: Values, published: float) -> None:
+def test_a_large_vocabulary_as_measured(
+    kept: StoredScores, values: Values, published: float
+) -> None:
     """docs/logits-format.md: Qwen's 151,936 tokens, whose shards are too large for a test."""
-    planned = bytes_per_token(Kept(**{**vars(kept), "values": values}), 151_936)
+    planned = bytes_per_token(StoredScores(**{**vars(kept), "values": values}), 151_936)
     assert planned == pytest.approx(published, rel=0.15)

@@ -43,10 +43,10 @@ def test_measured_power_takes_the_place_of_the_planned() -> None:
     assert accrual.kwh == pytest.approx(0.1)
     assert accrual.an_hour == pytest.approx(0.2 * 0.30), "projected with the present power"
     accrual.advance(3600.0, {})
-    (part,) = accrual.take()
+    (part,) = accrual.take_spend()
     assert (part.seconds, part.measured) == (3600.0, 1800.0)
     assert part.kwh == pytest.approx(0.1 + 0.25)
-    assert accrual.take() == [HostSpend("home")], "and each second is taken once"
+    assert accrual.take_spend() == [HostSpend("home")], "and each second is taken once"
 
 
 @pytest.mark.parametrize(

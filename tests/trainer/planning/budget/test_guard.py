@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config.budget import BudgetConfig, HostRate
 from trainer.planning.budget.accrual import Accrual
-from trainer.planning.budget.guard import STOPPING, Guard
+from trainer.planning.budget.guard import STOPPING, BudgetGuard
 
 RATE = HostRate(name="rack", price_hour=3600.0)  # one a second
 
@@ -20,7 +20,7 @@ class Attempt:
         )
         self.now = 0.0
         self.accrual = Accrual(config.hosts, 0.0)
-        self.guard = Guard(
+        self.guard = BudgetGuard(
             config, self.accrual, before=before, every=10, total_steps=100, idle_since=0.0
         )
 
@@ -30,7 +30,7 @@ class Attempt:
             self.now += each
             self.accrual.advance(self.now, {})
             self.guard.record_step(step, self.now)
-            if ending := self.guard.look(self.now):
+            if ending := self.guard.check_budget(self.now):
                 return step, ending
         return None
 
@@ -82,18 +82,18 @@ def test_time_alone_breaches_it_too() -> None:
     """No step is ever completed: workers that never join cost as well."""
     attempt = Attempt(ceiling=100.0)
     attempt.accrual.advance(69.0, {})
-    assert attempt.guard.look(69.0) is None
+    assert attempt.guard.check_budget(69.0) is None
     attempt.accrual.advance(71.0, {})
-    assert attempt.guard.look(71.0) is not None
+    assert attempt.guard.check_budget(71.0) is not None
 
 
 def test_idle_stop() -> None:
     attempt = Attempt(ceiling=None, idle_stop="30m")
     assert attempt.run(last=20) is None
     quiet = attempt.now
-    assert attempt.guard.look(quiet + 1799) is None
-    ending = attempt.guard.look(quiet + 1800)
+    assert attempt.guard.check_budget(quiet + 1799) is None
+    ending = attempt.guard.check_budget(quiet + 1800)
     assert ending is not None
     assert ending == "budget.idle_stop: no step was completed for 1800 s"
     attempt.guard.record_progress(quiet + 1790)
-    assert attempt.guard.look(quiet + 1800) is None
+    assert attempt.guard.check_budget(quiet + 1800) is None

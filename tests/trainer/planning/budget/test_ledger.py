@@ -27,7 +27,7 @@ while n < int(sys.argv[3]):
     lines = [SpendRecord(run=sys.argv[2], host=h, until=n, seconds=1, kwh=0, measured=0, money=1)
              for h in ("a", "b")]
     try:
-        SpendLedger(Path(sys.argv[1])).append(lines)
+        SpendLedger(Path(sys.argv[1])).append_records(lines)
     except BlockingIOError:
         continue  # for a second others had the lock: a run keeps its lines then, and tries again
     print(n, flush=True)
@@ -54,40 +54,40 @@ def writer(path: Path, run: str, count: int) -> subprocess.Popen[str]:
 
 def test_what_is_appended_is_read(path: Path) -> None:
     book = SpendLedger(path)
-    assert book.read() == []
-    book.append([record(), record(until=2.0, end=True)])
-    book.append([record(run="other")])
-    assert book.read() == [record(), record(until=2.0, end=True), record(run="other")]
+    assert book.read_records() == []
+    book.append_records([record(), record(until=2.0, end=True)])
+    book.append_records([record(run="other")])
+    assert book.read_records() == [record(), record(until=2.0, end=True), record(run="other")]
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(path: Path) -> None:
     book = SpendLedger(path)
-    book.append([record(), record(until=2.0)])
+    book.append_records([record(), record(until=2.0)])
     whole = path.read_bytes()
     for torn in (b'{"run": "r", "hos', b"\0" * 200_000, b"x"):
         path.write_bytes(whole + torn)
-        assert book.read() == [record(), record(until=2.0)]
-    book.append([record(until=3.0)])
-    assert [line.until for line in book.read()] == [1.0, 2.0, 3.0]
+        assert book.read_records() == [record(), record(until=2.0)]
+    book.append_records([record(until=3.0)])
+    assert [line.until for line in book.read_records()] == [1.0, 2.0, 3.0]
     assert b"x" not in path.read_bytes()
 
 
 def test_a_file_of_one_torn_line_begins_again(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b'{"run": ')
-    SpendLedger(path).append([record()])
-    assert SpendLedger(path).read() == [record()]
+    SpendLedger(path).append_records([record()])
+    assert SpendLedger(path).read_records() == [record()]
 
 
 def test_a_damaged_line_is_named_and_not_passed_over(path: Path) -> None:
     book = SpendLedger(path)
-    book.append([record()])
+    book.append_records([record()])
     with path.open("ab") as file:
         file.write(b'{"run": "r", "money": -3}\n')
-    book.append([record()])
+    book.append_records([record()])
     with pytest.raises(InputError, match=r"spend\.jsonl:2: not a line of spending: .*correct or"):
-        book.read()
+        book.read_records()
 
 
 def test_many_writers_and_a_kill_leave_whole_lines(path: Path) -> None:
@@ -103,8 +103,8 @@ def test_many_writers_and_a_kill_leave_whole_lines(path: Path) -> None:
     killed.stdout.close()
     steady.communicate(timeout=120)
     assert steady.returncode == 0
-    SpendLedger(path).append([record()])
-    records = SpendLedger(path).read()
+    SpendLedger(path).append_records([record()])
+    records = SpendLedger(path).read_records()
     assert sum(r.run == "steady" for r in records) == 40
     own = [(r.host, r.until) for r in records if r.run == "killed"]
     assert own == [(host, n) for n in range(len(own) // 2) for host in ("a", "b")]
@@ -113,7 +113,7 @@ def test_many_writers_and_a_kill_leave_whole_lines(path: Path) -> None:
 
 def test_a_full_disk_appends_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = SpendLedger(path)
-    book.append([record()])
+    book.append_records([record()])
     before, write = path.read_bytes(), os.write
 
     def half(descriptor: int, data: bytes) -> int:
@@ -125,7 +125,7 @@ def test_a_full_disk_appends_nothing(path: Path, monkeypatch: pytest.MonkeyPatch
     for failing in (half, none):
         monkeypatch.setattr(ledger.os, "write", failing)
         with pytest.raises(OSError):
-            book.append([record(until=2.0)])
+            book.append_records([record(until=2.0)])
         assert path.read_bytes() == before
 
 
@@ -134,13 +134,13 @@ def test_a_writer_that_was_stopped_under_the_lock_stops_no_other(
 ) -> None:
     monkeypatch.setattr(ledger, "_LOCK_PATIENCE", 0.05)
     book = SpendLedger(path)
-    book.append([record()])
+    book.append_records([record()])
     with path.open("rb") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):
-            book.append([record(until=2.0)])
-    book.append([record(until=2.0)])
-    assert len(book.read()) == 2
+            book.append_records([record(until=2.0)])
+    book.append_records([record(until=2.0)])
+    assert len(book.read_records()) == 2
 
 
 def test_attempts_of_a_run_add_up() -> None:

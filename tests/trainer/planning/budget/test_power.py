@@ -80,46 +80,46 @@ def test_a_machine_that_says_nothing(tree: Tree) -> None:
     meter = tree.meter()
     for _ in range(3):
         tree.clock.now += 5
-        assert meter.watts() is None
+        assert meter.measure_watts() is None
 
 
 def test_packages_and_memory_but_no_part_twice(server: Tree) -> None:
     meter = server.meter()
-    assert meter.watts() is None, "a counter needs two readings"
+    assert meter.measure_watts() is None, "a counter needs two readings"
     server.clock.now += 10
     server.zone("intel-rapl:0", "package-0", 805 * JOULE)
     server.zone("intel-rapl:0:0", "dram", 101 * JOULE)
     server.zone("intel-rapl:0:1", "core", 700 * JOULE)
-    assert meter.watts() == pytest.approx(90.0)
+    assert meter.measure_watts() == pytest.approx(90.0)
 
 
 def test_a_counter_that_begins_again(server: Tree) -> None:
     most = 262143 * JOULE
     server.zone("intel-rapl:0", "package-0", most - 100 * JOULE)
     meter = server.meter()
-    meter.watts()
+    meter.measure_watts()
     server.clock.now += 10
     server.zone("intel-rapl:0", "package-0", 400 * JOULE)
-    assert meter.watts() == pytest.approx(50.0)
+    assert meter.measure_watts() == pytest.approx(50.0)
 
 
 def test_counters_that_only_root_may_read_are_no_zero(server: Tree) -> None:
     meter = server.meter()
-    meter.watts()
+    meter.measure_watts()
     server.clock.now += 10
     (server.powercap / "intel-rapl:0" / "energy_uj").unlink()
-    assert meter.watts() is None
+    assert meter.measure_watts() is None
 
 
 def test_nvidia_cards_count(server: Tree) -> None:
     (server.cards / "0000:01:00.0").mkdir()
     nvml = Nvml(1_000, 2_000)
     meter = server.meter(nvml)
-    meter.watts()
+    meter.measure_watts()
     server.clock.now += 10
     server.zone("intel-rapl:0", "package-0", 405 * JOULE)
     nvml.millijoules = [3_001_000, 2_002_000]
-    assert meter.watts() == pytest.approx(40 + 300 + 200)
+    assert meter.measure_watts() == pytest.approx(40 + 300 + 200)
 
 
 @pytest.mark.parametrize("nvml", [Nvml(1_000, None), object()])
@@ -129,7 +129,7 @@ def test_a_card_that_says_nothing_makes_the_whole_unknown(server: Tree, nvml: An
     meter = server.meter(nvml)
     for _ in range(2):
         server.clock.now += 10
-        assert meter.watts() is None
+        assert meter.measure_watts() is None
 
 
 def test_amd_cards_count(server: Tree) -> None:
@@ -137,20 +137,20 @@ def test_amd_cards_count(server: Tree) -> None:
     server.sensor(1, "amdgpu", power1_average=60 * JOULE)
     server.sensor(2, "amdgpu", power1_input=30 * JOULE)
     meter = server.meter()
-    meter.watts()
+    meter.measure_watts()
     server.clock.now += 10
-    assert meter.watts() == pytest.approx(90.0)
+    assert meter.measure_watts() == pytest.approx(90.0)
 
 
 def test_a_sensor_of_the_whole_host_is_taken_alone(server: Tree) -> None:
     server.sensor(0, "power_meter", power1_average=412 * JOULE)
     server.sensor(1, "amdgpu", power1_average=60 * JOULE)
-    assert server.meter().watts() == pytest.approx(412.0)
+    assert server.meter().measure_watts() == pytest.approx(412.0)
 
 
 def test_this_machine_answers() -> None:
     """Whatever it has: a number above zero, or nothing; never an error."""
     meter = PowerMeter()
     for _ in range(2):
-        watts = meter.watts()
+        watts = meter.measure_watts()
         assert watts is None or watts >= 0

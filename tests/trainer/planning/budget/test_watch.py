@@ -61,7 +61,7 @@ class Desk:
 
     @property
     def spent(self) -> float:
-        return sum(record.money for record in SpendLedger(self.path).read())
+        return sum(record.money for record in SpendLedger(self.path).read_records())
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def desk(tmp_path: Path) -> Desk:
 def test_a_line_a_minute_for_each_host_and_the_rest_at_the_end(desk: Desk) -> None:
     watch = desk.open()
     desk.wait(watch, 150)
-    records = SpendLedger(desk.path).read()
+    records = SpendLedger(desk.path).read_records()
     assert [(r.host, r.seconds, r.end) for r in records] == [
         (host, seconds, False) for seconds in (0.0, 60.0, 60.0) for host in ("rack", "home")
     ]
     watch.close()
     assert desk.spent == pytest.approx(150 * A_SECOND)
-    assert [r.end for r in SpendLedger(desk.path).read()[-2:]] == [True, True]
+    assert [r.end for r in SpendLedger(desk.path).read_records()[-2:]] == [True, True]
 
 
 def test_attempts_add_up_to_the_ceiling(desk: Desk) -> None:
@@ -158,7 +158,7 @@ def test_a_start_that_fails_before_it_has_read_its_inputs_is_on_record(
     alone = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
     with pytest.raises((InputError, Killed)):
         roles.run_local(config(model, tmp_path, 90.0), "run", alone)
-    records = SpendLedger(tmp_path / "spend.jsonl").read()
+    records = SpendLedger(tmp_path / "spend.jsonl").read_records()
     assert [record.host for record in records] == ["here", "here"]
     assert records[-1].end == (fault == "data"), "after a kill the time until the next start counts"
     assert records[-1].seconds > 0
@@ -191,7 +191,7 @@ def test_the_power_that_workers_measure_counts_for_their_host(desk: Desk) -> Non
     watch.record_step(1, {0: 250.0, 5: 9999.0})
     desk.wait(watch, 60)
     watch.close()
-    rack, home = [r for r in SpendLedger(desk.path).read() if r.seconds]
+    rack, home = [r for r in SpendLedger(desk.path).read_records() if r.seconds]
     assert (rack.measured, home.measured) == (0.0, 60.0)
     assert home.kwh == pytest.approx(250 * 60 / 3.6e6)
     watch = desk.open()
@@ -297,5 +297,5 @@ def test_a_run_stops_in_order_and_goes_on_with_a_higher_ceiling(
     assert roles.run_local(whole, "run", alone) == 0
     status = json.loads((tmp_path / "status.json").read_bytes())
     assert (status["state"], status["step"]) == ("completed", 10)
-    records = SpendLedger(tmp_path / "spend.jsonl").read()
+    records = SpendLedger(tmp_path / "spend.jsonl").read_records()
     assert sum(record.money for record in records) == pytest.approx(100.0)

@@ -63,7 +63,7 @@ def test_room_is_kept_for_batches_that_fit_and_freed_for_others(device: Device) 
     store = KVStore(device, shape, [0, 1])
     store.begin(2, 200)
     first = device.allocated - before
-    assert first >= 2 * shape.nbytes(2, 200)
+    assert first >= 2 * shape.cache_bytes(2, 200)
     store.begin(2, 100)
     assert device.allocated - before == first
     store.begin(1, 100)

@@ -189,4 +189,4 @@ def fitting_layers(device: Device, shape: KVShape, batch: int, slots: int) -> in
     if there is None:
         return None
     scores = 4 * batch * shape.num_heads * slots_for(slots, 0)
-    return max(0, int(USABLE * there) - scores) // shape.nbytes(batch, slots)
+    return max(0, int(USABLE * there) - scores) // shape.cache_bytes(batch, slots)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainer.planning.vulkan_buffers import ALIGNMENT, NF4_BLOCK, Kind, nbytes, row_windows
+from trainer.planning.vulkan_buffers import ALIGNMENT, NF4_BLOCK, Kind, row_windows, tensor_bytes
 
 if TYPE_CHECKING:
     import wgpu
@@ -36,7 +36,7 @@ class Array:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, a multiple of 4; without the scales."""
-        return nbytes(self.shape, self.kind)
+        return tensor_bytes(self.shape, self.kind)
 
     def reshape(self, *shape: int) -> Array:
         """Return the same elements under another shape."""
@@ -47,7 +47,7 @@ class Array:
         """Return a window of the first axis, which must begin at an aligned byte."""
         assert 0 <= start < stop <= self.shape[0], (start, stop, self.shape)
         row = self.size // self.shape[0]
-        begin = nbytes((start * row,), self.kind)
+        begin = tensor_bytes((start * row,), self.kind)
         assert begin % ALIGNMENT == 0, f"row {start} of {self.shape} is not aligned"
         scales = self.scales
         if scales is not None:

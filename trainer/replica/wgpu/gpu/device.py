@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from trainer.planning.vulkan_buffers import Kind, align_size, nbytes
+from trainer.planning.vulkan_buffers import Kind, align_size, tensor_bytes
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
@@ -74,7 +74,7 @@ class Device:
             OutOfMemoryError: it does not fit.
         """
         scales = self.array((-(-int(np.prod(shape)) // 64),)) if kind == "nf4" else None
-        return Array(self.buffer(nbytes(shape, kind)), shape, kind, scales=scales)
+        return Array(self.buffer(tensor_bytes(shape, kind)), shape, kind, scales=scales)
 
     def buffer(self, size: int, usage: int | None = None) -> wgpu.GPUBuffer:
         """Return a new buffer of at least `size` bytes, zeroed; storage unless said otherwise.

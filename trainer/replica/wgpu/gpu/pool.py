@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import psutil
 
 from trainer.planning.vulkan import USABLE
-from trainer.planning.vulkan_buffers import NF4_BLOCK, Kind, align_size, nbytes
+from trainer.planning.vulkan_buffers import NF4_BLOCK, Kind, align_size, tensor_bytes
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
@@ -72,7 +72,7 @@ class MemoryPool:
         Raises:
             OutOfMemoryError: it does not fit.
         """
-        size = nbytes(shape, kind)
+        size = tensor_bytes(shape, kind)
         free = self._free[purpose]
         fitting = [piece for piece in free if piece.nbytes >= size]
         if fitting:
