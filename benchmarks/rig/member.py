@@ -29,6 +29,7 @@ from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.client import WorkerClient
 from trainer.exchange.transport.link import Link
+from trainer.exchange.transport.listener import bind_address
 from trainer.exchange.transport.server import GradientServer
 from trainer.exchange.worker.session import Committed, Event
 from trainer.model.initialization import initial_weights
@@ -170,7 +171,8 @@ def coordinate(spec: MemberSpec) -> None:
         now=time.monotonic(),
     )
     folder = Path(spec.tls) / "coordinator" if spec.tls else None
-    code = GradientServer(coordinator, PrintingRecorder(), spec.address, folder).run()
+    address = bind_address(spec.address, folder)
+    code = GradientServer(coordinator, PrintingRecorder(), address).run()
     sys.exit(code)
 
 

@@ -18,9 +18,9 @@ import pytest
 from tests import ROOT
 
 LIMITS = {
-    "one word": 262,
-    "participle": 1,
-    "home-made word": 176,
+    "one word": 249,
+    "participle": 0,
+    "home-made word": 166,
     "docstring": 0,
 }
 """The most offences of each rule."""

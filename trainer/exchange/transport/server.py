@@ -49,13 +49,13 @@ def _ends_the_run_if_it_fails(callback: _Callback[_Words]) -> _Callback[_Words]:
     """Let a defect in a callback end the run: asyncio would log it, and serve on without sense."""
 
     @functools.wraps(callback)
-    def guarded(self: GradientServer, /, *words: _Words.args, **named: _Words.kwargs) -> None:
+    def call_guarded(self: GradientServer, /, *words: _Words.args, **named: _Words.kwargs) -> None:
         try:
             callback(self, *words, **named)
         except Exception as error:
             self.fail(error)
 
-    return guarded
+    return call_guarded
 
 
 class GradientServer:
