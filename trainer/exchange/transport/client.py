@@ -87,6 +87,8 @@ class WorkerClient:
         self._lost: asyncio.Future[str] | None = None
         self._last_heard = time.monotonic()
         self._over = False
+        self._is_asked = False
+        """Whether the main thread waits for an event."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="exchange", daemon=True)
         self._thread.start()
@@ -95,6 +97,13 @@ class WorkerClient:
 
     def next_event(self) -> Event | None:
         """Wait for the next event of the present membership."""
+        self._is_asked = True
+        try:
+            return self._take_event()
+        finally:
+            self._is_asked = False
+
+    def _take_event(self) -> Event | None:
         while True:
             try:
                 session, event = self._events.get(timeout=_WAIT)
@@ -176,7 +185,10 @@ class WorkerClient:
                     self._report_error(RefusedError(f"{self._address_text}: TLS failed: {reason}"))
                     return
             finally:
+                was_member = self._session is not None and self._session.accepted is not None
                 self._session = self._link = None
+            if was_member:
+                await self._wait_for_main_thread()
             if self._over:
                 return
             if self._is_overdue():
@@ -187,6 +199,12 @@ class WorkerClient:
             # Jitter keeps workers that were cut off together from returning together.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
             backoff = min(2 * backoff, _MAX_BACKOFF)
+
+    async def _wait_for_main_thread(self) -> None:
+        """Wait until it asks for an event: while it hangs, each return would cost a deadline."""
+        while not (self._is_asked or self._over):
+            await asyncio.sleep(_LOOK)
+            self._last_heard = time.monotonic()
 
     async def _serve_link(self) -> str:
         """Be a member for as long as it lasts and return why it ended."""
