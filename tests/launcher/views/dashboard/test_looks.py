@@ -21,8 +21,14 @@ def test_pairs_have_curves_of_rewards_and_accuracy(
     browser.wait("document.querySelectorAll('canvas').length === 5")
     shown = "[...document.querySelectorAll('.chart:not([hidden])')].map((each) => each.innerText)"
     assert not [each for each in browser.run(shown) if "Rewards" in each], "no pairs, no rewards"
-    rewards = {"reward_chosen": 0.125, "reward_rejected": -0.5, "reward_margin": 0.625}
-    recorded.metrics.record_validation(10, loss=0.5, **rewards, reward_accuracy=0.75)
+    recorded.metrics.record_validation(
+        10,
+        loss=0.5,
+        reward_chosen=0.125,
+        reward_rejected=-0.5,
+        reward_margin=0.625,
+        reward_accuracy=0.75,
+    )
     browser.wait("document.querySelectorAll('canvas').length === 7")
     told = [" ".join(each.split()) for each in browser.run(shown)]
     assert "Rewards better 0.125 worse -0.500 margin 0.625" in told
