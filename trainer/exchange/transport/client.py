@@ -87,7 +87,7 @@ class WorkerClient:
         self._lost: asyncio.Future[str] | None = None
         self._last_heard = time.monotonic()
         self._over = False
-        self._is_asked = False
+        self._main_waits = False
         """Whether the main thread waits for an event."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="exchange", daemon=True)
@@ -97,11 +97,11 @@ class WorkerClient:
 
     def next_event(self) -> Event | None:
         """Wait for the next event of the present membership."""
-        self._is_asked = True
+        self._main_waits = True
         try:
             return self._take_event()
         finally:
-            self._is_asked = False
+            self._main_waits = False
 
     def _take_event(self) -> Event | None:
         while True:
@@ -202,7 +202,7 @@ class WorkerClient:
 
     async def _wait_for_main_thread(self) -> None:
         """Wait until it asks for an event: while it hangs, each return would cost a deadline."""
-        while not (self._is_asked or self._over):
+        while not (self._main_waits or self._over):
             await asyncio.sleep(_LOOK)
             self._last_heard = time.monotonic()
 

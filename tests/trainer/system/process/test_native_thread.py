@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the launcher-only install has none")
 BESIDE_A_STORE = """
 import atexit, ctypes, os, signal, sys, time, types
 from torch._C._distributed_c10d import TCPStore
-from trainer.run.distributed.watch import _in_time
+from trainer.run.distributed.watch import _ask_in_time
 from trainer.system.process.native_thread import exit_process
 
 ports, port = os.pipe()
@@ -37,7 +37,7 @@ sys.modules["late"] = types.ModuleType("late")
 sys.modules["late"].late = WhileTheInterpreterEnds()
 os.kill(holder, signal.SIGSTOP)
 os.waitpid(holder, os.WUNTRACED)  # its threads run on until this tells that all have stopped
-answered = _in_time(lambda: store.get("key"), HOW_LONG)
+answered = _ask_in_time(lambda: store.get("key"), HOW_LONG)
 print("answered" if answered else "silent")
 atexit.register(print, "tidied")
 EXIT(4)
