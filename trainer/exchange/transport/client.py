@@ -85,7 +85,7 @@ class WorkerClient:
         """The membership that the loop's last event was of; its answers belong there."""
         self._link: Link | None = None
         self._lost: asyncio.Future[str] | None = None
-        self._last_heard = time.monotonic()
+        self._last_activity = time.monotonic()
         self._over = False
         self._main_waits = False
         """Whether the main thread waits for an event."""
@@ -204,7 +204,7 @@ class WorkerClient:
         """Wait until it asks for an event: while it hangs, each return would cost a deadline."""
         while not (self._main_waits or self._over):
             await asyncio.sleep(_LOOK)
-            self._last_heard = time.monotonic()
+            self._last_activity = time.monotonic()
 
     async def _serve_link(self) -> str:
         """Be a member for as long as it lasts and return why it ended."""
@@ -275,7 +275,7 @@ class WorkerClient:
             log.info("waiting for the coordinator on %s: %s", reading.host, reading.line)
         if not reading or (before and reading.count > before.count):
             # A first report proves nothing: one that hangs may be reached again and again.
-            self._last_heard = time.monotonic()
+            self._last_activity = time.monotonic()
         if answers:
             link.send(answers)
         for event in events:
@@ -313,7 +313,7 @@ class WorkerClient:
             self._link.close(reason)
 
     def _is_overdue(self) -> bool:
-        return time.monotonic() - self._last_heard > self._patience
+        return time.monotonic() - self._last_activity > self._patience
 
     def _report_error(self, error: Exception) -> None:
         self._over = True
