@@ -6,7 +6,7 @@ Both call the same script's functions on the same data, on the CPU with one thre
 backward, clipping, AdamW (torch's own in the loop) and reading the loss. They take turns: a round
 is a run of each, and a ratio that of the medians of their steps, without the first two. A step is
 the processor time of the process, all its threads, from one call of `loss` to the next, which other
-programs on the machine change least; the elapsed time is told beside it. The figure is the median
+programs on the machine change least; elapsed time is printed, too. The figure is the median
 ratio of the rounds. Two models: a convolution with a small step, and a transformer whose weights
 are many. JSON: benchmarks/results/own_model.json.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +192,7 @@ def read_script_inputs(
         openers = script_openers(opened)
     else:
         facts, layout, weights = run_for_start(*terms)
-        first = lambda: weights  # noqa: E731
+        first = partial(np.asarray, weights)  # the same array, not a copy
     job = Job(
         run_id=run_id,
         agreement=config.agreement_digest(),

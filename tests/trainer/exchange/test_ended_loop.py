@@ -1,4 +1,4 @@
-"""Calls that come when the loop of another thread has just ended: dropped, and the end is told."""
+"""Calls that come when the loop of another thread has just ended: dropped; the end is reported."""
 
 from __future__ import annotations
 

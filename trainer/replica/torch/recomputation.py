@@ -35,7 +35,7 @@ def needs_recomputation(
 
 def import_checkpoint() -> None:
     """Import what torch's checkpoint needs at its first use: 70 MB that no plan knows of."""
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo  # noqa: F401 - the import is the purpose
 
 
 def recomputes_together(config: RunConfig, model_dir: Path, device: torch.device) -> bool:
