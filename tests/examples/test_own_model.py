@@ -13,12 +13,21 @@ FOLDER = Path("examples/own-model")
 LEAST = {"digits": ("accuracy", 0.95), "descriptions": ("found", 0.25), "reward": ("accuracy", 0.8)}
 """Of each script a figure of its validation; by chance it is 0.1, 0.0625 (of groups of 16), 0.5."""
 
+ENOUGH = 400
+"""Of so many packages, drawn at random five times, the towers found 0.31 to 0.46, of 250 0.12 to
+0.38: a bare system has about 170."""
+
+
+def count_packages() -> int:
+    status = Path("/var/lib/dpkg/status")
+    return status.read_text(encoding="utf-8").count("\nDescription: ") if status.exists() else 0
+
 
 @pytest.mark.parametrize("name", LEAST)
 def test_an_example_learns(name: str, tmp_path: Path) -> None:
     towers = name == "descriptions"
-    if towers and not Path("/var/lib/dpkg/status").exists():
-        pytest.skip("no Debian packages here")
+    if towers and (count := count_packages()) < ENOUGH:
+        pytest.skip(f"{count} Debian packages are here, and {ENOUGH} are needed to learn from")
     path = FOLDER / f"{name}.py"
     assert len(path.read_text().splitlines()) <= 60
     few = 2 if towers else 16
