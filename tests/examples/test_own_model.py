@@ -26,8 +26,8 @@ def count_packages() -> int:
 @pytest.mark.parametrize("name", LEAST)
 def test_an_example_learns(name: str, tmp_path: Path) -> None:
     towers = name == "descriptions"
-    if towers and (count := count_packages()) < ENOUGH:
-        pytest.skip(f"{count} Debian packages are here, and {ENOUGH} are needed to learn from")
+    if towers and not count_packages():
+        pytest.skip("no Debian packages here")
     path = FOLDER / f"{name}.py"
     assert len(path.read_text().splitlines()) <= 60
     few = 2 if towers else 16
@@ -40,6 +40,10 @@ def test_an_example_learns(name: str, tmp_path: Path) -> None:
     }
     assert run_script(path, script_config(tmp_path / "out", **settings)) == 0
     records = read_metrics(tmp_path / "out/metrics.jsonl")
+    losses = [record["loss"] for record in records if record["kind"] == "step"]
+    assert losses[-1] < losses[0] / 2
+    if towers and count_packages() < ENOUGH:
+        return  # too few to find the description of a name that was not seen
     figure, least = LEAST[name]
     found = [record for record in records if record["kind"] == "validation"][-1]
     assert (found.get("figures", {}) | found)[figure] > least
