@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from trainer.config.capabilities import explain_refusal
@@ -17,7 +18,13 @@ from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning import replica, vulkan
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import BUSY_TOKENS, can_stream, plan_memory
+from trainer.planning.replica import (
+    BUSY_TOKENS,
+    MemoryPlan,
+    can_stream,
+    choose_resident,
+    plan_memory,
+)
 from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.system.backends import BACKENDS, Backend
@@ -74,7 +81,6 @@ class RunMemory:
         tokens: int = 0,
         *,
         coordinates: bool = False,
-        resident: int | None = None,
     ) -> int:
         """Return the bytes that a worker needs for micro-batches of `tokens`.
 
@@ -83,43 +89,45 @@ class RunMemory:
 
         Args:
             coordinates: its process is the run's coordinator too.
-            resident: layers that a CPU worker keeps; None: as `model.resident` says, `auto` all.
         """
-        recompute = self.config.training.recompute is not False
         if backend == "wgpu" and self.architecture is not None:
+            recompute = self.config.training.recompute is not False
             samples = max(1, -(-tokens // padded_length(self.config.data.max_seq_len)))
             parts = vulkan.plan_vulkan_memory(
                 self.architecture, self.layout, self.config, samples, recompute=recompute
             )
             return sum(parts.values())
-        plan = plan_memory(
+        plan = self._plan_worker(backend, coordinates=coordinates)
+        return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
+
+    def plan_torch_worker(self, backend: Backend, room: float) -> MemoryPlan:
+        """Return the plan of a worker that may fill so many bytes, with the layers that stay.
+
+        If it does not fit, it is the one that needs least.
+        """
+        plan = partial(self._plan_worker, backend)
+        if not self.may_stream(backend):
+            return plan(None)
+        return choose_resident(plan, self.model.layers, lambda some: some.least <= room)
+
+    def may_stream(self, backend: Backend) -> bool:
+        """Return whether its workers may read layers at each use, by `model.resident: auto`."""
+        able = BACKENDS[backend].streams_frozen and self.architecture is not None
+        return able and can_stream(self.config)
+
+    def _plan_worker(
+        self, backend: Backend, resident: int | None = None, *, coordinates: bool = False
+    ) -> MemoryPlan:
+        return plan_memory(
             self.model,
             self.headers,
             self.layout,
             self.config,
             accelerator=BACKENDS[backend].is_gpu,
-            recompute=recompute,
+            recompute=self.config.training.recompute is not False,
             coordinates=coordinates,
             resident=resident,
         )
-        return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
-
-    @property
-    def can_stream(self) -> bool:
-        """Whether its CPU workers may read layers at each use, by `model.resident: auto`."""
-        return self.architecture is not None and can_stream(self.config)
-
-    def count_residents(self, room: int) -> int | None:
-        """Return how many layers a CPU worker keeps in so many bytes, if it does not keep all.
-
-        None: it does not fit, whatever it keeps.
-        """
-        fitting = (
-            resident
-            for resident in range(self.model.layers - 1, -1, -1)
-            if self.needed_bytes("cpu", resident=resident) <= room
-        )
-        return next(fitting, None) if self.can_stream else None
 
     def fits_room(self, room: Room, *, busy: bool = False) -> bool:
         """Return whether a worker fits a room; `busy`: so that an accelerator is kept busy."""

@@ -35,6 +35,7 @@ from trainer.model.output_folder import check_output as check_folder_of_run
 from trainer.planning.defaults import Derived, check_task, derive_settings, run_work
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
+from trainer.planning.replica import describe_residents
 from trainer.planning.shapes import ModelShape
 from trainer.planning.teachers import Measured
 from trainer.planning.workers import Room, RunMemory, coordinator_memory
@@ -395,14 +396,12 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
                 f"{worker.name} computes with wgpu: {memory.not_on_wgpu}",
                 "give the host `cuda` or `cpu` in motley_devices",
             )
-        if (
-            BACKENDS[backend].is_gpu
-            and size is not None
-            and not memory.fits_room(Room(size, backend))
-        ):
-            return _too_little(
-                f"{worker.name} on {worker.device}", memory.needed_bytes(backend), size, config
-            )
+        if BACKENDS[backend].is_gpu and size is not None:
+            usable, needed = Room(size, backend).usable, memory.needed_bytes(backend)
+            if needed > usable and memory.may_stream(backend):
+                needed = memory.plan_torch_worker(backend, usable).least
+            if needed > usable:
+                return _too_little(f"{worker.name} on {worker.device}", needed, size, config)
     each = memory.needed_bytes("cpu")
     main = each * on_cpu
     who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
@@ -416,15 +415,16 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
         leader = "what rank 0 saves" if ring else "the coordinator"
         who = f"{who} and {leader}" if on_cpu else leader
     available, streamed = available_memory(), ""
-    if available is not None and main > (usable := Room(available, "cpu").usable):
-        others = main - each * on_cpu
-        resident = memory.count_residents((usable - others) // on_cpu) if on_cpu else None
-        if on_cpu and memory.can_stream:
-            main = others + memory.needed_bytes("cpu", resident=resident or 0) * on_cpu
-        if resident is None:
+    if available is not None:
+        usable, others = Room(available, "cpu").usable, main - each * on_cpu
+        if on_cpu:
+            planned = memory.plan_torch_worker("cpu", (usable - others) / on_cpu)
+            main = others + planned.least * on_cpu
+            if planned.resident is not None:
+                residents = describe_residents(planned.resident, memory.model.layers)
+                streamed = f": {residents} in each CPU worker"
+        if main > usable:
             return _too_little(who, main, available, config, on_cpu=on_cpu)
-        layers = memory.model.layers
-        streamed = f": {resident} of {layers} layers resident in each CPU worker, the rest streamed"
     free = "" if available is None else f" of {available / _GIB:.1f}"
     return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned{streamed}")
 

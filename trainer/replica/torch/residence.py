@@ -10,7 +10,7 @@ from trainer.config.run import RunConfig
 from trainer.model.families import explain_transformers_only
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import MemoryPlan, can_stream, choose_resident
+from trainer.planning.replica import MemoryPlan, can_stream, choose_resident, fits_device
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,11 @@ def plan_residents(
     if why and isinstance(asked, int):
         raise InputError(f"{model_dir}: model.resident {asked}: {why}; take all or auto")
     streams = not why and can_stream(config)
-    found = choose_resident(plan, layers, available) if streams else plan(None)
+    found = plan(None)
+    if streams:
+        found = choose_resident(
+            plan, layers, lambda some: fits_device(some, available, some.sample_tokens)
+        )
     if found.resident is not None:
         log.info(
             "%s: %d of %d layers stay in memory, %d are read from %s at each use",
