@@ -35,6 +35,7 @@ def start_job(
     from launcher.views.follow import WATCH, follow_run
     from launcher.views.processes import processes_table
     from trainer.config.notify_command import read_notify_command
+    from trainer.planning.residents import list_residents
 
     command = read_notify_command(notify)
     launch = cluster.plan_launch(order_of(**described), resume, only_to_plan=dry_run)
@@ -55,6 +56,9 @@ def start_job(
         render.print_json({**render.status_tree(view), "timings": cluster.watch.seconds_by_lap()})
         return
     render.print_line(render.run_headline(view))
+    if not view.result_lines:  # a card has them
+        for line in list_residents(view.worker_reports):
+            note(line)
     render.say_card(view)
     if not wait:
         render.make_console().print(processes_table(view, render.terminal_width()))

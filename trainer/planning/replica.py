@@ -6,13 +6,11 @@ loads the model.
 
 from __future__ import annotations
 
-import bisect
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from trainer.config.codec import find_codec
 from trainer.config.exchange import ExchangeConfig
@@ -25,8 +23,6 @@ from trainer.planning.memory import NF4_BYTES, plan_memory_by_part
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
 from trainer.system.errors import InputError
-
-Planned = TypeVar("Planned")
 
 CPU_TOKENS = 1024
 """Most tokens of an automatic micro-batch on a CPU: larger ones exceed the caches (measured)."""
@@ -172,29 +168,6 @@ def can_stream(config: RunConfig) -> bool:
     """Return whether `model.resident: auto` lets a replica read layers at each use."""
     model = config.model
     return config.method == "lora" and not config.lora.use_dora and model.resident == "auto"
-
-
-def describe_residents(resident: int, layers: int) -> str:
-    """Return how many layers of a frozen base stay in memory, in words."""
-    return f"{resident} of {layers} layers resident, {layers - resident} streamed"
-
-
-def choose_resident(
-    plan: Callable[[int | None], Planned], layers: int, fits: Callable[[Planned], bool]
-) -> Planned:
-    """Return the plan with as many resident layers as fit, all of them if they do.
-
-    If nothing fits, it is the plan with none.
-
-    Args:
-        plan: returns that of a number of resident layers; None: all.
-    """
-    whole = plan(None)
-    if fits(whole):
-        return whole
-    # Each layer that stays takes memory, so those that fit come first.
-    fitting = bisect.bisect_left(range(layers), True, key=lambda count: not fits(plan(count)))
-    return plan(max(0, fitting - 1))
 
 
 def fitting_tokens(plan: MemoryPlan, available: int) -> int:

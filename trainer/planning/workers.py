@@ -22,9 +22,9 @@ from trainer.planning.replica import (
     BUSY_TOKENS,
     MemoryPlan,
     can_stream,
-    choose_resident,
     plan_memory,
 )
+from trainer.planning.residents import choose_resident
 from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.system.backends import BACKENDS, Backend

@@ -66,6 +66,16 @@ class ReplicaChoice:
     reason: str
     """It begins with `NO_GPU` if that is all."""
 
+    @property
+    def residents(self) -> str:
+        """How many layers of the base stay in memory, in words; empty if all do."""
+        return getattr(self.replica, "residents", "")
+
+    @property
+    def explanation(self) -> str:
+        """Why no earlier backend was taken, and how many layers stay if not all do."""
+        return "; ".join(filter(None, (self.reason, self.residents)))
+
 
 @dataclass(frozen=True)
 class BackendRequest:

@@ -20,6 +20,7 @@ from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
 from trainer.config.run import SCRIPT, RunConfig
 from trainer.data.samples import iter_samples
 from trainer.data.shapes import KeyCounts
+from trainer.planning.residents import list_residents
 from trainer.system.errors import StorageError, TrainerError
 from trainer.system.process.child import SAVING_VARIABLE
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
@@ -44,7 +45,8 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
         records = read_metrics(output / METRICS_FILE, abandoned=True)
     except OSError:
         records = []
-    lines = _describe_duration(records)
+    joined = (record for record in records if record.get("event") in ("joined", "rejoined"))
+    lines = [*_describe_duration(records), *list_residents(joined)]
     if lost := describe_losses(records):
         lines.append(f"lost and recovered: {', '.join(lost)}")
     if stopped:

@@ -23,6 +23,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.early_stopping import EarlyStopping, ValidationHistory
 from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.planning.budget.watch import BudgetWatch
+from trainer.planning.residents import find_residents
 from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import (
     RESTARTED,
@@ -281,9 +282,11 @@ class RunRecorder:
             StatusFile(self._store.folder).write_if_due(self._status)
         self._view.close()
         for worker in self._workers.values():
-            if worker["backend_reason"] and not worker["backend_reason"].startswith(NO_GPU):
-                found = worker["rank"], worker["device"], worker["backend_reason"]
-                log.warning("worker %d computed on %s: %s", *found)
+            reason = worker["backend_reason"]
+            if reason and not reason.startswith(NO_GPU) and reason != find_residents(reason):
+                log.warning(
+                    "worker %d computed on %s: %s", worker["rank"], worker["device"], reason
+                )
         show_lines(self._status["card"])
         self._metrics.close(exit_code)
         self._store.release()

@@ -35,7 +35,7 @@ from trainer.model.output_folder import check_output as check_folder_of_run
 from trainer.planning.defaults import Derived, check_task, derive_settings, run_work
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import describe_residents
+from trainer.planning.residents import describe_residents
 from trainer.planning.shapes import ModelShape
 from trainer.planning.teachers import Measured
 from trainer.planning.workers import Room, RunMemory, coordinator_memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.planning.replica import choose_resident
+from trainer.planning.residents import choose_resident, describe_residents, list_residents
 
 
 @pytest.mark.parametrize("room", range(14))
@@ -16,3 +16,16 @@ def test_as_many_layers_stay_as_fit(room: int) -> None:
         lambda planned: planned[1] <= room,
     )
     assert found[0] == (None if room >= 10 else max(0, min(7, room - 4)))
+
+
+def test_each_worker_that_reads_layers_has_a_line() -> None:
+    reason = f"no GPU was found (cuda: none); {describe_residents(12, 64)}"
+    reports = [
+        {"rank": 2, "device": "cpu", "backend_reason": reason},
+        {"rank": 0, "device": "cuda:0", "backend_reason": ""},
+        {"rank": 1, "device": "cpu", "backend_reason": describe_residents(0, 64)},
+    ]
+    assert list_residents(reports) == [
+        "worker 1 on cpu: 0 of 64 layers resident, 64 streamed",
+        "worker 2 on cpu: 12 of 64 layers resident, 52 streamed",
+    ]

@@ -231,6 +231,17 @@ def test_a_classifier_is_evaluated_and_a_full_model_needs_no_merge(
 
 
 @pytest.mark.long
+def test_a_run_that_reads_layers_at_each_use_says_how_many_stay(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "train.jsonl")
+    words = ["--method", "lora", "--num-classes", "3", "--set", "model.resident=1"]
+    card, said = train(tmp_path, data, *words)
+    residents = "1 of 2 layers resident, 1 streamed"
+    assert f"worker 0 on cpu: {residents}" in card
+    assert re.search(rf"replica on cpu.*, {residents}\n", said)
+    assert "computed on" not in said, "that nothing failed is no warning"
+
+
+@pytest.mark.long
 def test_a_run_that_failed_has_none(tmp_path: Path) -> None:
     data = write_data(tmp_path / "train.jsonl")
     model = write_model(tmp_path / "model", data)

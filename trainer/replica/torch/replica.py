@@ -27,6 +27,7 @@ from trainer.planning.replica import (
     most_tokens,
     plan_memory,
 )
+from trainer.planning.residents import describe_residents
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.continuation import Until
 from trainer.replica.microbatch import MicroBatchLimit, pack_rows, split_by_length
@@ -180,6 +181,12 @@ class TorchReplica:
             return
         with torch.no_grad():
             self._weights.copy_(torch.tensor(flat), non_blocking=True)
+
+    @property
+    def residents(self) -> str:
+        """How many layers of the base stay in memory, in words; empty if all do."""
+        kept = self._plan.resident
+        return "" if kept is None else describe_residents(kept, read_shape(self._model_dir).layers)
 
     @property
     def weights(self) -> Tensor:

@@ -350,7 +350,8 @@ def open_replica(
         coordinates=coordinates,
         reference=inputs.reference,
     )
-    log.info("replica on %s%s", choice.replica.device, in_brackets(choice.reason))
+    layers = f", {choice.residents}" if choice.residents else ""
+    log.info("replica on %s%s%s", choice.replica.device, in_brackets(choice.reason), layers)
     return choice
 
 

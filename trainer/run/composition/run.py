@@ -115,7 +115,7 @@ def make_request(inputs: RunInputs, choice: ReplicaChoice, rank: int | None) -> 
         host=socket.gethostname(),
         backend=choice.backend,
         device=" ".join(choice.replica.device.split()),
-        backend_reason=" ".join(choice.reason.split())[:1000],
+        backend_reason=" ".join(choice.explanation.split())[:1000],
     )
 
 
@@ -219,7 +219,7 @@ def make_student(
             "host": socket.gethostname(),
             "device": replica.device,
             "backend": choice.backend,
-            "backend_reason": choice.reason,
+            "backend_reason": choice.explanation,
         }
     )
     prepare = Preparation(folder.description.scheme, config.distillation, config.data.max_seq_len)

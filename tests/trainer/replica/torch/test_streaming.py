@@ -211,6 +211,7 @@ def test_memory_decides_how_many_layers_stay(
         assert replica._plan.least <= free
         assert np.array_equal(gradient(replica, batch)[0], found)
         kept.append(replica._plan.resident)
+        assert replica.residents.startswith("" if kept[-1] is None else f"{kept[-1]} of {LAYERS} ")
         stays = f"{kept[-1]} of {LAYERS} layers stay in memory, {LAYERS - (kept[-1] or 0)} are read"
         assert kept[-1] is None or f"cpu: {stays}" in caplog.text
     assert kept[-1] == 0

@@ -1,0 +1,54 @@
+"""How many layers of a frozen base stay in memory; the others are read at each use."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+Planned = TypeVar("Planned")
+_RESIDENTS = re.compile(r"\d+ of \d+ layers resident, \d+ streamed")
+
+
+def describe_residents(resident: int, layers: int) -> str:
+    """Return how many layers of a frozen base stay in memory, in words."""
+    return f"{resident} of {layers} layers resident, {layers - resident} streamed"
+
+
+def choose_resident(
+    plan: Callable[[int | None], Planned], layers: int, fits: Callable[[Planned], bool]
+) -> Planned:
+    """Return the plan with as many resident layers as fit, all of them if they do.
+
+    If nothing fits, it is the plan with none.
+
+    Args:
+        plan: returns that of a number of resident layers; None: all.
+    """
+    whole = plan(None)
+    if fits(whole):
+        return whole
+    # Each layer that stays takes memory, so those that fit come first.
+    fitting = bisect.bisect_left(range(layers), True, key=lambda count: not fits(plan(count)))
+    return plan(max(0, fitting - 1))
+
+
+def list_residents(workers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each worker that reads layers at each use, by rank.
+
+    Args:
+        workers: their `rank`, `device` and `backend_reason`.
+    """
+    found = {
+        worker.get("rank"): f"worker {worker.get('rank')} on {worker.get('device')}: {residents}"
+        for worker in workers
+        if (residents := find_residents(str(worker.get("backend_reason"))))
+    }
+    return [found[rank] for rank in sorted(found, key=str)]
+
+
+def find_residents(text: str) -> str:
+    """Return what `describe_residents` said in a text; empty if it did not."""
+    found = _RESIDENTS.search(text)
+    return found[0] if found else ""
