@@ -48,7 +48,10 @@ class _Count(click.ParamType[float]):
     help="An Ansible inventory, whose hosts are queried; else this machine.",
 )
 @click.option(
-    "--cluster", "text", metavar="TEXT", help="Devices, e.g. '8xA100-80G nvlink, 2 hosts, 200gbit'."
+    "--cluster",
+    "text",
+    metavar="TEXT",
+    help="Devices, e.g. '8xA100-80G, 2 hosts, 9gbit', 'a: L4 64GB; b: 2xT4; 1gbit'.",
 )
 @click.option(
     "--link",
@@ -130,8 +133,8 @@ def plan(
     """
     from launcher.errors import ConfigError
     from launcher.runs.planned import inventory_cluster, model_shape, untrained_model
+    from trainer.planning.cluster_text import parse_cluster
     from trainer.planning.cost import Prices
-    from trainer.planning.devices import parse_cluster
     from trainer.planning.logits_size import StoredScores
     from trainer.planning.strategies import Request
 

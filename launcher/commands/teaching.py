@@ -90,7 +90,7 @@ def print_distillation_plan(
     from launcher.runs.planned import named_student
     from launcher.views import render
     from launcher.views import teaching as view
-    from trainer.planning.devices import parse_cluster
+    from trainer.planning.cluster_text import parse_cluster
     from trainer.planning.teachers import WINDOW
 
     seats = (

@@ -131,13 +131,21 @@ def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape
         ConfigError: a device's memory is not known, or several hosts have no link.
     """
     remarks: list[str] = []
-    counted: Counter[tuple[int, DeviceModel]] = Counter()
+    alike: dict[tuple[tuple[DeviceModel, int], ...], list[int | None]] = {}
     for host in hosts:
-        for device, count in _count_devices(host, remarks).items():
-            counted[count, device] += 1
+        if kinds := tuple(_count_devices(host, remarks).items()):
+            alike.setdefault(kinds, []).append(host.memory)
     groups = tuple(
-        HostPool(hosts=hosts_of, devices=count, device=device, inside=device.nvlink or PCIE)
-        for (count, device), hosts_of in counted.items()
+        HostPool(
+            hosts=len(memories),
+            devices=count,
+            device=device,
+            inside=device.nvlink or PCIE,
+            shares_host=place > 0,
+            main_memory=None if None in memories else min(filter(None, memories)),
+        )
+        for kinds, memories in alike.items()
+        for place, (device, count) in enumerate(kinds)
     )
     if not groups:
         raise ConfigError("no host of the inventory has a device to train on")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
 from dataclasses import dataclass, replace
 
-from trainer.planning.device_models import DeviceModel, find_device
+from trainer.planning.device_models import DeviceModel
 from trainer.system.errors import InputError
 
 GIB = 2**30
@@ -81,7 +79,7 @@ class LinkRates:
 
 @dataclass(frozen=True, kw_only=True)
 class HostPool:
-    """Equal hosts with equal devices."""
+    """Equal devices of equal hosts."""
 
     hosts: int
     devices: int
@@ -89,6 +87,26 @@ class HostPool:
     device: DeviceModel
     inside: float
     """Bytes a second between the devices of a host."""
+    shares_host: bool = False
+    """They are in the hosts of the pool before."""
+    name: str = ""
+    """Of the host, where a description gives one."""
+    main_memory: float | None = None
+    """Bytes of each host; None: unknown."""
+    disk: float | None = None
+    """Bytes a second that a host's disk reads; None: unknown."""
+    feed: float = PCIE
+    """Bytes a second from a host's memory to a device."""
+
+    @property
+    def count(self) -> int:
+        """Devices of all hosts."""
+        return self.hosts * self.devices
+
+    @property
+    def title(self) -> str:
+        """The devices in words."""
+        return f"{self.devices} {self.device.name}" if self.devices > 1 else self.device.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +122,12 @@ class ClusterShape:
     @property
     def world(self) -> int:
         """All devices."""
-        return sum(group.hosts * group.devices for group in self.groups)
+        return sum(group.count for group in self.groups)
 
     @property
     def hosts(self) -> int:
         """All hosts."""
-        return sum(group.hosts for group in self.groups)
+        return sum(group.hosts for group in self.groups if not group.shares_host)
 
     @property
     def is_equal(self) -> bool:
@@ -124,38 +142,18 @@ class ClusterShape:
     @property
     def text(self) -> str:
         """The cluster in one line."""
-        parts = [
-            f"{group.hosts} x {group.devices} {group.device.name}"
-            if group.hosts > 1
-            else f"{group.devices} {group.device.name}"
-            for group in self.groups
-        ]
+        parts: list[str] = []
+        for group in self.groups:
+            many = f"{group.hosts} x " if group.hosts > 1 else ""
+            part = f"{many}{group.devices} {group.device.name}"
+            if group.shares_host:
+                parts[-1] += f" and {part}"
+                continue
+            name = f"{group.name}: " if group.name else ""
+            size = f" with {format_gib(group.main_memory)} GiB" if group.main_memory else ""
+            parts.append(f"{name}{part}{size}")
         link = "" if self.between is None else f", {self.between.text} between hosts"
         return " + ".join(parts) + link
-
-
-def parse_cluster(text: str, link: str | None = None) -> ClusterShape:
-    """Return a cluster such as `8xA100-80G nvlink, 2 hosts, 200gbit`.
-
-    `8x` are the devices of each host, one if it is left out. Groups of other hosts follow after
-    `;`. A `link` may be given apart.
-
-    Raises:
-        InputError: a part cannot be read, a device is unknown, several hosts have no link or two,
-            or a `link` is given for one host.
-    """
-    parts = [[part.strip() for part in words.split(",")] for words in text.split(";")]
-    links = [part for group in parts for part in group if _is_of_link(part)]
-    groups = tuple(
-        _parse_group([part for part in group if not _is_of_link(part)], text) for group in parts
-    )
-    if link is not None and links:
-        raise InputError(f"--link {link}: --cluster has a link too: {', '.join(links)}; give one")
-    rates = link if link is not None else ", ".join(links)
-    cluster = ClusterShape(groups=groups, between=parse_link(rates) if rates else None)
-    if cluster.hosts == 1 and link is not None:
-        raise InputError(f"--link {link}: is between hosts, and --cluster has one; add '2 hosts'")
-    return with_links(cluster)
 
 
 def with_links(cluster: ClusterShape) -> ClusterShape:
@@ -173,14 +171,13 @@ def with_links(cluster: ClusterShape) -> ClusterShape:
     return cluster if cluster.hosts > 1 else replace(cluster, between=None)
 
 
-_DEVICES = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*?)(?:\s+(nvlink|pcie))?", re.IGNORECASE)
-"""Devices of a host: how many, which, and the link between them."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])bit(?:/s)?", re.IGNORECASE)
 _TRIP = re.compile(r"(\d+(?:\.\d+)?)\s*ms", re.IGNORECASE)
 _SHARED = re.compile(r"half[ -]duplex", re.IGNORECASE)
 
 
-def _is_of_link(part: str) -> bool:
+def is_of_link(part: str) -> bool:
+    """Return whether words are a part of `parse_link`'s."""
     return any(kind.fullmatch(part) for kind in (_RATE, _TRIP, _SHARED))
 
 
@@ -211,52 +208,3 @@ def assume_processor(cores: int, memory: float) -> DeviceModel:
     """Return a host's processor, at a speed that is assumed of each core."""
     name, flops = f"CPU, {cores} cores", cores * CORE_FLOPS
     return DeviceModel(name=name, flops=flops, memory=memory, watts=None, source="assumed")
-
-
-def _parse_sized(text: str) -> DeviceModel | None:
-    """Return a card of which only the memory is known, such as `8GB`, or a processor.
-
-    `CPU` is this machine's, `CPU8-300GB` one of 8 cores with 300 GiB.
-    """
-    if match := re.fullmatch(r"(\d+)\s*G(?:i?B)?", text, re.I):
-        name, memory = f"{match[1]}GB", int(match[1]) * GIB
-        return DeviceModel(name=name, flops=None, memory=memory, watts=None, source="assumed")
-    if match := re.fullmatch(r"cpu([1-9]\d*)-(\d+)\s*G(?:i?B)?", text, re.I):
-        return assume_processor(int(match[1]), int(match[2]) * GIB)
-    if text.lower() == "cpu":
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return assume_processor(os.cpu_count() or 1, memory)
-    return None
-
-
-def _parse_group(parts: list[str], text: str) -> HostPool:
-    hosts, found = 1, None
-    for part in parts:
-        if match := re.fullmatch(r"(\d+)\s+hosts?", part, re.I):
-            hosts = int(match[1])
-        elif found is None and (match := _DEVICES.fullmatch(part)):
-            found = match
-        else:
-            raise InputError(
-                f"--cluster: cannot read {part!r} in {text!r}; write it as"
-                " '8xA100-80G nvlink, 2 hosts, 200gbit', and other hosts after ';'"
-            )
-    count = int(found[1] or 1) if found is not None else 0
-    if found is None or count < 1 or hosts < 1:
-        raise InputError(f"--cluster: {text!r} needs devices, such as 8xA100-80G, and no zero")
-    link = (found[3] or "").lower()
-    device = _parse_sized(found[2]) or _find_device(found[2], link)
-    inside = PCIE
-    if link == "nvlink":
-        if device.nvlink is None:
-            raise InputError(f"--cluster: a {device.name} has no NVLink; write pcie")
-        inside = device.nvlink
-    return HostPool(hosts=hosts, devices=count, device=device, inside=inside)
-
-
-def _find_device(name: str, link: str) -> DeviceModel:
-    """Return a device; `H100 pcie` is the card of that form, which has a row of its own."""
-    if link == "pcie":
-        with contextlib.suppress(InputError):
-            return find_device(f"{name} {link}")
-    return find_device(name)

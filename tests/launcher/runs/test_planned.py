@@ -24,6 +24,9 @@ def test_equal_hosts_are_one_group_and_others_are_not() -> None:
     mixed = cluster_of([*hosts, Host(name="c", devices=(CPU,), memory=8 << 30)], GIGABIT)
     assert (mixed.world, mixed.is_equal) == (5, False)
     assert mixed.smallest.device.memory == 6 << 30
+    assert mixed.groups[1].main_memory == 8 << 30
+    both = cluster_of([Host(name="a", devices=(CARD, CPU), memory=64 << 30)], None)
+    assert (both.hosts, both.world, both.is_equal) == (1, 2, False), "one host of two kinds"
     assert any("assumed" in remark for remark in mixed.remarks)
 
 

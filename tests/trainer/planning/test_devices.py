@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainer.planning.cluster_text import parse_cluster
 from trainer.planning.cost import Prices, plan_cost
-from trainer.planning.devices import GIB, LinkRates, parse_cluster, parse_link
+from trainer.planning.devices import GIB, LinkRates, parse_link
 from trainer.system.errors import InputError
 
 
@@ -52,6 +53,48 @@ def test_a_card_by_its_memory_and_this_machine() -> None:
         parse_cluster("1000000xT4")
 
 
+def test_unlike_devices_hosts_memory_and_links() -> None:
+    text = "lambda: RTX4090 64GB, 3GB/s disk; intel: 2xW5700X 300GB, CPU28; 1gbit"
+    cluster = parse_cluster(text)
+    assert (cluster.world, cluster.hosts, cluster.is_equal) == (4, 2, False)
+    assert cluster.between == parse_link("1gbit")
+    assert cluster.text == (
+        "lambda: 1 RTX4090 with 64.0 GiB + intel: 2 W5700X with 300.0 GiB and 1 CPU, 28 cores,"
+        " 1 Gbit/s between hosts"
+    )
+    sizes = [(pool.main_memory, pool.disk, pool.shares_host) for pool in cluster.groups]
+    assert sizes == [
+        (64 * GIB, 3e9, False),
+        (300 * GIB, None, False),
+        (300 * GIB, None, True),
+    ]
+    assert cluster.groups[2].device.memory == 300 * GIB
+    (card, radeons) = parse_cluster("RTX4090, 2xW5700X").groups
+    assert (card.device.name, radeons.device.name, radeons.devices) == ("RTX4090", "W5700X", 2)
+    assert parse_cluster("RTX4090, 2xW5700X").hosts == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "memory"),
+    [
+        ("A100 80GB", "A100-80G", None),
+        ("A100 512GB", "A100-40G", 512),
+        ("A100 80GB 512GB", "A100-80G", 512),
+        ("A100 nvlink 0.5TB", "A100-40G", 512),
+        ("H100 80GB pcie 512 GB", "H100-80G-PCIe", 512),
+        ("RTX 4090 24GB RAM", "RTX4090", 24),
+        ("RTX4090 24GB, 64GB RAM", "RTX4090", 64),
+        ("2 x 8GB", "8GB", None),
+        ("8GB 64GB", "8GB", 64),
+        ("CPU8-300GB", "CPU, 8 cores", 300),
+    ],
+)
+def test_a_size_is_a_card_s_own_or_its_host_s(text: str, model: str, memory: int | None) -> None:
+    (pool,) = parse_cluster(text).groups
+    assert pool.device.name == model
+    assert pool.main_memory == (memory and memory * GIB)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -62,7 +105,16 @@ def test_a_card_by_its_memory_and_this_machine() -> None:
         ("2xRTX4090 nvlink", "a RTX4090 has no NVLink"),
         ("1xT4; 1xL4", "2 hosts and no link"),
         ("200gbit", "needs devices"),
-        ("RTX4090, RTX3090", "cannot read 'RTX3090'"),
+        ("RTX4090, RTX3091", "cannot read 'RTX3091' in 'RTX4090, RTX3091': unknown device RTX3091"),
+        ("RTX4090, 64GB", "cannot read '64GB' in 'RTX4090, 64GB'; write '64GB RAM' for the host"),
+        ("W5700X 8GB", "cannot read 'W5700X 8GB' in 'W5700X 8GB'; a W5700X has 16 GiB"),
+        ("RTX4090 64GB, 32GB RAM", "cannot read '32GB RAM' in .*; the host has a memory already"),
+        ("a: T4; a: L4; 1gbit", "two hosts are named 'a'"),
+        ("a: T4; b:; 1gbit", "cannot read ''"),
+        ("a: T4; 2 hosts; 1gbit", "needs devices"),
+        ("a: T4; b: L4; 1gbit; soon", "cannot read 'soon'"),
+        ("CPU 300GB", "a processor needs cores and memory: CPU8-300GB"),
+        ("lambda: RTX4090 64GB; intel: 2xW5700X 300GB", "2 hosts and no link"),
         ("1xT4, 2 hosts, 0gbit", "is not a rate"),
         ("", "cannot read ''"),
     ],

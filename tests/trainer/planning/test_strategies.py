@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from trainer.planning.cluster_text import parse_cluster
 from trainer.planning.decision import ROOT, Leaf, Rule, draw_diagram, pick_strategy
-from trainer.planning.devices import parse_cluster
 from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, list_options

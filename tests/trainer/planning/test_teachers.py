@@ -9,8 +9,9 @@ import pytest
 import trainer.distill
 from trainer.distill.teacher.engines import ENGINES
 from trainer.model.families import FAMILIES
+from trainer.planning.cluster_text import parse_cluster
 from trainer.planning.device_models import DEVICES, DeviceModel
-from trainer.planning.devices import GIB, assume_processor, parse_cluster
+from trainer.planning.devices import GIB, assume_processor
 from trainer.planning.model_config import parse_shape
 from trainer.planning.replica import USABLE
 from trainer.planning.shapes import NAMED

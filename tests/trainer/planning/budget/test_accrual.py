@@ -6,8 +6,8 @@ import pytest
 
 from trainer.config.budget import HostRate
 from trainer.planning.budget.accrual import Accrual, HostSpend
+from trainer.planning.cluster_text import parse_cluster
 from trainer.planning.cost import Prices, host_cost, hosts_cost, money_text, plan_cost
-from trainer.planning.devices import parse_cluster
 
 RENTED = HostRate(name="rack", price_hour=2.4)
 OWN = HostRate(name="home", watts=500, price_kwh=0.30)
