@@ -15,9 +15,8 @@ import pytest
 from tests.trainer.tiny_run import tiny_config
 from trainer.run.composition.roles import guard_run
 from trainer.system.errors import InputError
-from trainer.tracking.trackers.background import Background
 from trainer.tracking.trackers.base import Tracker
-from trainer.tracking.trackers.table import TRACKERS, open_trackers
+from trainer.tracking.trackers.table import TRACKERS, Background, open_trackers
 from trainer.tracking.trackers.tensorboard_file import TensorBoardFile
 
 RUN = """

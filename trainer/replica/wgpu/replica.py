@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import wgpu
 
 from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig
@@ -20,12 +21,13 @@ from trainer.replica.sampling import Sampling
 from trainer.replica.wgpu.batch import PackedBatch, pack_samples
 from trainer.replica.wgpu.engine import Engine
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.loaded import load_model
 from trainer.replica.wgpu.planning import plan_replica
-from trainer.replica.wgpu.readback import Readback
 from trainer.replica.wgpu.recordings import Recording
+from trainer.replica.wgpu.weights.slots import Slots
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -185,3 +187,47 @@ class WgpuReplica:
                 self._engine.free_memory()
             else:
                 return [index for group in groups for index in group], micros, recordings
+
+
+class Readback:
+    """Host-visible memory for every block.
+
+    Args:
+        blocks: the gradients on the device, padded by `slots`.
+    """
+
+    def __init__(self, device: Device, slots: Slots, blocks: list[Array]) -> None:
+        self._device = device
+        self._slots = slots
+        self._blocks = blocks
+        usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+        self._staging = [device.buffer(block.nbytes, usage) for block in blocks]
+
+    def encode(self, encoder: Any, index: int) -> None:
+        """Encode the copy of a final block."""
+        block, staging = self._blocks[index], self._staging[index]
+        encoder.copy_buffer_to_buffer(block.buffer, block.offset, staging, 0, block.nbytes)
+
+    def submit_all(self) -> None:
+        """Copy every block now."""
+        encoder = self._device.encoder()
+        for index in range(len(self._blocks)):
+            self.encode(encoder, index)
+        self._device.submit(encoder)
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield index and gradient, fp32 `[block.size]`, in the layout's order of sending.
+
+        Waits for each copy in turn; `encode` must have been submitted for all.
+        """
+        for index in self._slots.layout.send_order:
+            staging = self._staging[index]
+            with self._device.raise_device_errors():
+                staging.map_sync(wgpu.MapMode.READ)
+            try:
+                size = self._blocks[index].nbytes
+                mapped: Any = staging.read_mapped(0, size, copy=False)
+                gradient = self._slots.unpad_block(index, np.frombuffer(mapped, np.float32))
+            finally:
+                staging.unmap()
+            yield index, gradient

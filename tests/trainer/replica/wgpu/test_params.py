@@ -12,8 +12,7 @@ import pytest
 
 from trainer.replica.wgpu import kernels
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Dispatch, Graph
-from trainer.replica.wgpu.gpu.params import param_fields
+from trainer.replica.wgpu.gpu.graph import Dispatch, Graph, param_fields
 from trainer.replica.wgpu.kernels.elementwise import fill
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import ALL, Variant

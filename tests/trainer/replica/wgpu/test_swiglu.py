@@ -11,7 +11,7 @@ from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, r
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.kernels import swiglu as kernels
+from trainer.replica.wgpu.kernels import elementwise as kernels
 
 SHAPES = [(1, 1), (3, 80), (5, 129)]
 

@@ -1,4 +1,4 @@
-"""Elementwise operations; arrays may exceed the span of a kernel argument."""
+"""Elementwise operations; what is copied or filled may exceed the span of a kernel argument."""
 
 from __future__ import annotations
 
@@ -27,3 +27,25 @@ def _record_elementwise(graph: Graph, name: str, arrays: list[Array], **settings
         params = {"size": size, **settings}
         parts = [column.rows(start, stop) for column in columns]
         graph.add(name, kernel_source(name), parts, params, spread_workgroups(-(-size // _LANES)))
+
+
+def add_bias(graph: Graph, y: Array, bias: Array) -> None:
+    """Record y `[R, D]` += bias `[D]`, in every row."""
+    width = y.shape[1]
+    assert bias.shape == (width,), (bias.shape, y.shape)
+    params, grid = {"size": y.size, "width": width}, spread_workgroups(-(-y.size // _LANES))
+    graph.add("add_bias", kernel_source("add_bias"), [bias, y], params, grid)
+
+
+def swiglu(graph: Graph, gate: Array, up: Array, y: Array) -> None:
+    """Record y = silu(gate) * up (Shazeer, arXiv 2002.05202); all of one shape."""
+    assert gate.shape == up.shape == y.shape, (gate.shape, up.shape, y.shape)
+    params, grid = {"size": y.size}, spread_workgroups(-(-y.size // _LANES))
+    graph.add("swiglu", kernel_source("swiglu"), [gate, up, y], params, grid)
+
+
+def swiglu_backward(graph: Graph, gate: Array, up: Array, dy: Array) -> None:
+    """Record gate and up = their gradients, from dy; overwrites their values."""
+    assert gate.shape == up.shape == dy.shape, (gate.shape, up.shape, dy.shape)
+    params, grid = {"size": dy.size}, spread_workgroups(-(-dy.size // _LANES))
+    graph.add("swiglu_backward", kernel_source("swiglu_backward"), [dy, gate, up], params, grid)

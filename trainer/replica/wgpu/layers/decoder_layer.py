@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import MemoryPool
-from trainer.replica.wgpu.kernels.elementwise import copy
+from trainer.replica.wgpu.kernels.elementwise import copy, swiglu, swiglu_backward
 from trainer.replica.wgpu.kernels.heads import (
     head_norm_gradient,
     merge_heads,
@@ -16,7 +16,6 @@ from trainer.replica.wgpu.kernels.heads import (
     split_heads_backward,
 )
 from trainer.replica.wgpu.kernels.norm import rms_norm, rms_norm_backward, rms_norm_weight_gradient
-from trainer.replica.wgpu.kernels.swiglu import swiglu, swiglu_backward
 from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.linear import Linear
 

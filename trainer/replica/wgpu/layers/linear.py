@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from trainer.replica.wgpu.gpu.array import Array, iterate_windows
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import MemoryPool
-from trainer.replica.wgpu.kernels.bias import add_bias, bias_gradient
+from trainer.replica.wgpu.kernels.columns import add_column_sums
+from trainer.replica.wgpu.kernels.elementwise import add_bias
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 
 
@@ -130,7 +131,7 @@ class Linear:
                     accumulate=True,
                 )
         if self.bias_gradient is not None:
-            bias_gradient(graph, pool, dy, self.bias_gradient)
+            add_column_sums(graph, pool, dy, self.bias_gradient)
         if self.lora is not None:
             self._adapter_backward(graph, pool, self.lora, x, dy, dx)
 
