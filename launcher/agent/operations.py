@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import time
@@ -23,13 +24,18 @@ from launcher.agent.checks import unit_sandbox as unit_sandbox
 from launcher.agent.operation import OPERATIONS, operation
 from launcher.files import hold_lock, make_private_folder
 from launcher.inventory.facts import devices, gauges, machine, network
-from launcher.session import host_runs, processes
+from launcher.session import processes
+from launcher.session.process_supervisor import is_final
 from launcher.session.processes import ProcessIdentity
 from trainer.system.regular_file import open_file
 from trainer.system.storage.atomic_file import write_atomically
 
 DEVICES_DEADLINE = 45.0
 """Seconds: the drivers of sleeping cards are slow, and each query has its own deadline."""
+WANTED = Path("/etc/systemd/system/multi-user.target.wants")
+"""Where systemd keeps links to what it starts at boot."""
+
+_UNIT = re.compile(r"motley-(?:worker|coordinator)@([a-z0-9][a-z0-9._-]*):[a-z0-9-]+\.service")
 
 
 def perform_operation(
@@ -172,13 +178,38 @@ def read_clock() -> float:
     return time.time()
 
 
+@operation("unfinished_runs")
+def list_unfinished_runs(folder: str) -> list[str]:
+    """Return the ids of the runs below a state folder of which a process had not ended for good.
+
+    By what the supervisors wrote: the caller checks whether such a process still runs.
+    """
+    found: set[str] = set()
+    for path in Path(folder).glob("runs/*/processes/*/state.json"):
+        run_id = path.parents[2].name
+        if run_id not in found and not is_final(path):
+            found.add(run_id)
+    return sorted(found)
+
+
+@operation("wanted_runs")
+def list_wanted_runs(folder: Path = WANTED) -> list[str]:
+    """Return the ids of the runs of which a unit would be started at boot.
+
+    A run that ended by itself leaves them so: its supervisors may not change what systemd does.
+    """
+    try:
+        found = [_UNIT.fullmatch(path.name) for path in folder.iterdir()]
+    except OSError:
+        return []
+    return sorted({match.group(1) for match in found if match})
+
+
 # Functions of packages that agents and supervisors share, and which know of no agent.
 send_signal = operation("send_signal")(processes.send_signal)
 send_group_signal = operation("send_group_signal")(processes.send_group_signal)
 find_run = operation("find_run")(processes.find_run)
 describe_process = operation("describe")(processes.describe_process)
-list_unfinished_runs = operation("unfinished_runs")(host_runs.unfinished_runs)
-list_wanted_runs = operation("wanted_runs")(host_runs.wanted_runs)
 describe_machine = operation("machine", least=0)(machine.describe_machine)
 find_routes = operation("routes", least=0)(network.find_routes)
 read_gauges = operation("gauges")(gauges.read_gauges)

@@ -23,7 +23,7 @@ from launcher.hosts.survey import Survey, survey_connected
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.doctor import check_hosts
+from launcher.runs.cluster import check_hosts
 from launcher.runs.preflight.inspection import CHECKS, check_clock, inspect_hosts
 from launcher.runs.up import make_plan
 from tests.launcher.hollow_model import make_model

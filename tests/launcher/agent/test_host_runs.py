@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.session.host_runs import unfinished_runs, wanted_runs
+from launcher.agent.operations import list_unfinished_runs, list_wanted_runs
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_run_is_unfinished_while_a_process_has_not_ended_for_good(
         folder = tmp_path / "runs" / "demo" / "processes" / f"worker-{rank}"
         folder.mkdir(parents=True)
         (folder / "state.json").write_text(text)
-    assert unfinished_runs(str(tmp_path)) == (["demo"] if unfinished else [])
+    assert list_unfinished_runs(str(tmp_path)) == (["demo"] if unfinished else [])
 
 
 def test_runs_are_told_apart(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_runs_are_told_apart(tmp_path: Path) -> None:
         folder = tmp_path / "runs" / run_id / "processes" / "worker-0"
         folder.mkdir(parents=True)
         (folder / "state.json").write_text(json.dumps({"state": state}))
-    assert unfinished_runs(str(tmp_path)) == ["a", "b"]
-    assert unfinished_runs(str(tmp_path / "absent")) == []
+    assert list_unfinished_runs(str(tmp_path)) == ["a", "b"]
+    assert list_unfinished_runs(str(tmp_path / "absent")) == []
 
 
 def test_runs_with_units_that_are_started_at_boot(tmp_path: Path) -> None:
@@ -44,5 +44,5 @@ def test_runs_with_units_that_are_started_at_boot(tmp_path: Path) -> None:
     names += ["motley-worker@.service", "other-worker@c:worker-0.service"]
     for name in names:
         (tmp_path / name).symlink_to("/nowhere")
-    assert wanted_runs(tmp_path) == ["a.2", "b-1"]
-    assert wanted_runs(tmp_path / "absent") == []
+    assert list_wanted_runs(tmp_path) == ["a.2", "b-1"]
+    assert list_wanted_runs(tmp_path / "absent") == []
