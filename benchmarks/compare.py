@@ -15,7 +15,7 @@ import sys
 
 from benchmarks.rig import cluster, comparison
 from benchmarks.rig.backends import BACKENDS
-from trainer.system.commandline.table import format_table
+from trainer.lab.experiment import format_table
 from trainer.system.errors import TrainerError
 
 

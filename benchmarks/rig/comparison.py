@@ -18,8 +18,8 @@ from benchmarks.rig.backends import BACKENDS, Name, mpi_environment, mpiexec, nc
 from benchmarks.rig.cluster import LocalCluster
 from benchmarks.rig.member import PATIENCE, MemberSpec
 from benchmarks.rig.network import ShapedNetwork, missing
+from trainer.lab.experiment import Value
 from trainer.model.layout import build_layout
-from trainer.system.commandline.table import Value
 from trainer.system.errors import InputError, TrainerError
 
 WARM_UP = 3

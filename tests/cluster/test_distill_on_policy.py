@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.real_cluster import PATIENCE, Bench
 from tests.cluster.test_distill_student import Lesson
 from trainer.distill.answers.rounds import RoundsFolder, find_rounds
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 
 pytestmark = pytest.mark.cluster
 

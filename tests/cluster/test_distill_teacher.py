@@ -18,7 +18,7 @@ from tests.forked import run
 from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -118,7 +118,7 @@ READ_AS_THEY_ARE = {
     "trainer.data.encoded_rows": STATE,
     "trainer.data.shell_safety.family": SHIPPED,
     "trainer.evaluate.sandbox": SHIPPED,
-    "trainer.lab.peak_memory": KERNEL,
+    "trainer.lab.training": KERNEL,
     "trainer.replica.torch.processors": KERNEL,
     "trainer.replica.wgpu.autotune": STATE,
     "trainer.replica.wgpu.kernels.source": SHIPPED,

@@ -28,7 +28,7 @@ from trainer.checkpoint.reader import FOLDER as CHECKPOINTS
 from trainer.checkpoint.reader import complete_checkpoints, read_run
 from trainer.distill.answers.rounds import ON_POLICY, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 from trainer.init_model import init_model
 from trainer.tracking.metrics import read_metrics
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.system.commandline.table import Value, format_table
-
+Value = str | int | float | None
+"""None where it is not known."""
 Row = dict[str, Value]
 
 
@@ -49,3 +49,27 @@ class Experiment:
             "formulas": [vars(formula) for formula in self.formulas],
             "notes": list(self.notes),
         }
+
+
+def format_table(rows: Sequence[Mapping[str, Value]]) -> Iterator[str]:
+    """Yield the lines of rows, all with the same keys, which are the columns' titles.
+
+    The first column is to the left, figures are to the right.
+    """
+    columns = list(rows[0])
+    cells = [columns, *([_format_value(row[column]) for column in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        first, *rest = (
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        yield "  ".join([first, *rest]).rstrip()
+
+
+def _format_value(value: Value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else value

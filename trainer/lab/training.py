@@ -7,11 +7,14 @@ machine falls on all alike.
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.lab.experiment import Experiment, Formula, Row
-from trainer.lab.peak_memory import PeakMemory
 from trainer.model.architecture import parse_architecture
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.model_config import parse_shape
@@ -29,6 +31,7 @@ from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import Linear
 from trainer.replica.torch.model import recompute_activations
 from trainer.replica.torch.processors import Processors
+from trainer.system.malloc import return_free_pages, return_freed_arrays
 
 ROWS, LENGTH, VOCAB = 4, 128, 512
 _SIZES = {
@@ -245,3 +248,50 @@ def _planned_bytes(recompute: Recompute) -> float:
         parse_shape(_SIZES, "the lab's model", "lab"), training, Strategy()
     ).bytes_by_part()
     return round(sum(parts[part] for part in ("activations", "logits", "gradients")) / 2**20, 1)
+
+
+class PeakMemory:
+    """The bytes above those at the start that were in use at once; None if unknown here.
+
+    On the CPU it is the kernel's record of this process's resident pages, where it has one (Linux):
+    it counts in pages, and sees what other threads take.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: int | None = None
+        self.bytes: int | None = None
+
+    def __enter__(self) -> PeakMemory:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before = torch.cuda.memory_allocated(self._device)
+            return self
+        return_freed_arrays()
+        return_free_pages()  # else what was freed stays resident, and counts as if it were in use
+        try:
+            # proc(5): 5 sets the peak back to what is resident now.
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            return self
+        self._before = _resident("VmRSS")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is None:
+            return
+        cuda = self._device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self._device) if cuda else _resident("VmHWM")
+        self.bytes = peak - self._before
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found is not None, f"/proc/self/status has no {field}"
+    return 1024 * int(found[1])

@@ -28,7 +28,7 @@ from trainer.config.distill_job import TeacherJob
 from trainer.config.teacher_engines import EngineFacts
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 from trainer.distill.teacher import admission, torch_engine
 from trainer.distill.teacher.admission import LIMIT, TOKENS, admit_engine
 from trainer.distill.teacher.assignment import ScoringRequest, assign_request

@@ -23,7 +23,7 @@ from gguf import GGMLQuantizationType as Kind
 from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 from trainer.distill.teacher import gguf_engine, llama_cpp
 from trainer.distill.teacher.admission import LIMIT
 from trainer.distill.teacher.assignment import assign_request

@@ -40,7 +40,7 @@ from trainer.distill.answers.rounds import (
 )
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 from trainer.distill.teacher import run as teacher_run
 from trainer.distill.teacher.assignment import assign_request
 from trainer.distill.teacher.run import TeacherRun

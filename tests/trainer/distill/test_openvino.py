@@ -17,7 +17,7 @@ import torch
 
 from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 from trainer.distill.teacher.admission import LIMIT
 from trainer.distill.teacher.audit import audit_limit, audit_windows, choose_engine
 from trainer.distill.teacher.openvino_engine import (

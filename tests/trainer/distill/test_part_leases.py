@@ -17,8 +17,7 @@ from tests.trainer.small_teacher import load, wish, write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.distill.teacher import run as teacher_run
 from trainer.distill.teacher.assignment import assign_request
-from trainer.distill.teacher.part_leases import PartLeases
-from trainer.distill.teacher.run import TeacherRun
+from trainer.distill.teacher.run import PartLeases, TeacherRun
 from trainer.distill.teacher.scoring import Teacher
 from trainer.system.errors import NonFiniteError
 from trainer.system.process.interruption import Interrupted

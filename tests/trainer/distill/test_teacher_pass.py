@@ -29,7 +29,7 @@ from trainer.config.data import TEMPLATE_DATE
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 from trainer.distill.teacher.assignment import assign_request
 from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher

@@ -18,7 +18,7 @@ from trainer.data.shapes import Sample
 from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
-from trainer.lab.peak_memory import PeakMemory
+from trainer.lab.training import PeakMemory
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 

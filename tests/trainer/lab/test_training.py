@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from trainer.lab.experiment import Value
-from trainer.lab.peak_memory import PeakMemory
-from trainer.lab.training import precision
+from trainer.lab.training import PeakMemory, precision
 
 pytestmark = pytest.mark.long
 

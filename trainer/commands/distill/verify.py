@@ -24,7 +24,7 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
     """
     from trainer.distill.answers.opened import open_shards
     from trainer.distill.logits.dataset import LogitsFolder
-    from trainer.distill.logits.verify import verify_shards
+    from trainer.distill.logits.shard_folder import verify_shards
 
     logits = open_shards(folder)
     found = list(verify_shards(logits))

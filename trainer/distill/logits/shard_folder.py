@@ -14,11 +14,12 @@ import json
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from blake3 import blake3
 
@@ -29,6 +30,9 @@ from trainer.system.storage import atomic_folder
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 from trainer.system.storage.removal import sweep_leftovers
+
+if TYPE_CHECKING:
+    from trainer.distill.logits.shard_folder import ShardFolder
 
 DATASET = "dataset.json"
 _LARGEST = 8 << 30
@@ -331,3 +335,31 @@ def _path_exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
+
+
+@dataclass(frozen=True)
+class ShardVerdict:
+    """The result for one shard."""
+
+    number: int
+    name: str
+    state: Literal["whole", "missing", "damaged"]
+    reason: str | None = None
+
+
+def verify_shards(folder: ShardFolder[Any, Any]) -> Iterator[ShardVerdict]:
+    """Read every byte of every shard, one after the other.
+
+    Raises:
+        InputError: the folder has no usable dataset.json.
+    """
+    for plan in folder.plans:
+        try:
+            folder.plan_of(plan.number)  # of rounds: reads their answers
+            if folder.is_there(plan.number):
+                folder.verify_shard(plan.number)
+                yield ShardVerdict(plan.number, plan.name, "whole")
+            else:
+                yield ShardVerdict(plan.number, plan.name, "missing")
+        except StorageError as error:
+            yield ShardVerdict(plan.number, plan.name, "damaged", str(error))

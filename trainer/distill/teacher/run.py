@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -20,13 +21,12 @@ from trainer.distill.logits.scores import Window
 from trainer.distill.logits.shard_folder import ShardFolder
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.engines import engine_kind
-from trainer.distill.teacher.part_leases import PartLeases
 from trainer.distill.teacher.progress import Counters, Progress
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.files import model_digest
-from trainer.system.errors import InputError, StorageError
+from trainer.system.errors import InputError, InUseError, StorageError
 from trainer.system.process.interruption import Interrupted
-from trainer.system.storage.lease import Lease
+from trainer.system.storage.lease import SILENCE, Lease, LeaseListener, acquire_lease
 
 if TYPE_CHECKING:  # imports torch and transformers: not needed if all is scored
     from trainer.distill.teacher.scoring import Teacher
@@ -341,3 +341,61 @@ class TeacherRun(ShardRun[Window]):
         rounds.plan_scores(number, answers)
         rounds.write_shard(number, teacher.score_pieces(pieces, lambda _: self._check()))
         return True
+
+
+class PartLeases:
+    """The parts of a folder's shards that a process holds: its own, and those of dead processes.
+
+    A part of which nobody ever began is left to who will, and so is one that was released: its
+    process was stopped in order. One that failed, or was done and did not stay, leaves its lease as
+    a killed one does, so that another one answers the requests and questions that come for it.
+
+    Args:
+        folder: of the leases.
+        index: this process's part, from 1.
+        count: how many parts there are.
+        silence: seconds without a sign of life after which a process is gone.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        index: int,
+        count: int,
+        silence: float = SILENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._index, self.count = folder, index, count
+        self._silence = silence
+        self._held = {index}
+        self._listener = LeaseListener(silence, clock)
+
+    def take_part(self, name: str) -> Lease:
+        """Take this process's own part.
+
+        Raises:
+            InUseError: a living process holds it; names the process.
+        """
+        return acquire_lease(self._lease_path(self._index), name, silence=self._silence)
+
+    def holds_shard(self, number: int) -> bool:
+        """Whether a shard is of a part that this process holds."""
+        return number % self.count + 1 in self._held
+
+    def take_abandoned(self, name: str) -> Iterator[tuple[int, Lease]]:
+        """Yield further parts with their leases; their processes were silent for long enough.
+
+        Call it now and then: silence counts between two calls that are not far apart.
+        """
+        for part in range(1, self.count + 1):
+            if part in self._held or not self._listener.is_silent(self._lease_path(part)):
+                continue
+            with suppress(InUseError, StorageError):  # it is back, or another one was faster
+                lease = acquire_lease(
+                    self._lease_path(part), name, listener=self._listener, silence=self._silence
+                )
+                self._held.add(part)
+                yield part, lease
+
+    def _lease_path(self, part: int) -> Path:
+        return self._folder / f"part-{part}-of-{self.count}"

@@ -6,7 +6,7 @@ from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, ti
 from trainer.distill.logits import shard
 from trainer.distill.logits.dataset import find_window_faults
 from trainer.distill.logits.scores import Window
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import Disk
 

@@ -21,7 +21,7 @@ from tests.trainer.tiny_logits import (
 from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.shard import decode_windows, encode_windows
-from trainer.distill.logits.verify import verify_shards
+from trainer.distill.logits.shard_folder import verify_shards
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
