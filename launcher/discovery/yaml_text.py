@@ -1,7 +1,9 @@
 """Change single values in the text of a YAML file; all other bytes stay as they are.
 
-PyYAML's parser says where each value begins and ends. A parser that writes the whole file again
-would keep comments, but not each author's indentation, quotes and line lengths.
+PyYAML's parser says where each value begins and ends. ruamel.yaml, which writes the whole file
+again, drops comments before `---`, where an inventory of `discover` explains itself, respaces flow
+mappings, comments and indentation, and writes a user named `no` without quotes, as YAML 1.2 may,
+which Ansible reads as false.
 """
 
 from __future__ import annotations

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 _Labels = Mapping[str, object]
-_Sample = tuple[_Labels, object]
+_Sample = tuple[_Labels, float]
 _HELP = {
     "run_info": "The state of a run, as a label; always 1.",
     "run_live": "Whether a process of the run is at work.",
@@ -35,13 +37,32 @@ _HELP = {
 """Every metric, without `motley_`, and what it means; all are gauges."""
 
 
-def format_metrics(overview: Mapping[str, Any]) -> str:
+class _Overview(Collector):
+    """The overview as a collector of gauges."""
+
+    def __init__(self, overview: Mapping[str, Any]) -> None:
+        self._overview = overview
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield every metric that has a value; what is not known is left out."""
+        found: dict[str, list[_Sample]] = {name: [] for name in _HELP}
+        for name, labels, value in (
+            *_run_samples(self._overview),
+            *_host_samples(self._overview),
+        ):
+            if isinstance(value, int | float) and math.isfinite(value):
+                found[name].append((labels, value))
+        for name, samples in found.items():
+            if samples:
+                family = GaugeMetricFamily(f"motley_{name}", _HELP[name], labels=[*samples[0][0]])
+                for labels, value in samples:
+                    family.add_metric([str(each) for each in labels.values()], value)
+                yield family
+
+
+def format_metrics(overview: Mapping[str, Any]) -> bytes:
     """Return the metrics of the dashboard's overview; what is not known is left out."""
-    found: dict[str, list[_Sample]] = {name: [] for name in _HELP}
-    for name, labels, value in (*_run_samples(overview), *_host_samples(overview)):
-        found[name].append((labels, value))
-    found["remarks"].append(({}, len(overview.get("remarks", ()))))
-    return "".join(_format_family(name, samples) for name, samples in found.items())
+    return generate_latest(_Overview(overview))
 
 
 def _run_samples(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
@@ -65,6 +86,7 @@ def _run_samples(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, ob
 
 
 def _host_samples(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
+    yield "remarks", {}, len(overview.get("remarks", ()))
     for host in overview.get("hosts", ()):
         yield "host_reachable", {"host": host["name"]}, host["reachable"]
         yield "host_processes", {"host": host["name"]}, len(host["busy"])
@@ -77,24 +99,3 @@ def _host_samples(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, o
             yield "device_utilization_ratio", labels, None if load is None else load / 100
             yield "device_power_watts", labels, gauge.get("power")
             yield "device_temperature_celsius", labels, gauge.get("temperature")
-
-
-def _format_family(name: str, samples: Sequence[_Sample]) -> str:
-    """Return a metric's lines; none without a value."""
-    lines = [
-        f"motley_{name}{_format_labels(labels)} {float(value)!r}\n"
-        for labels, value in samples
-        if isinstance(value, int | float) and math.isfinite(value)
-    ]
-    head = f"# HELP motley_{name} {_HELP[name]}\n# TYPE motley_{name} gauge\n"
-    return head + "".join(lines) if lines else ""
-
-
-def _format_labels(labels: _Labels) -> str:
-    pairs = (f'{name}="{_escape_label(str(value))}"' for name, value in labels.items())
-    return f"{{{','.join(pairs)}}}" if labels else ""
-
-
-def _escape_label(text: str) -> str:
-    """Return a label's value as the format asks; it may be a host's."""
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

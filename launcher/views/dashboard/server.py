@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -38,7 +39,7 @@ from launcher.runs.records.registry import authority_folder
 from launcher.views.dashboard.connections import BoundedProtocol, run_server
 from launcher.views.dashboard.history import History
 from launcher.views.dashboard.logs import LogQuery
-from launcher.views.dashboard.prometheus import CONTENT_TYPE, format_metrics
+from launcher.views.dashboard.prometheus import format_metrics
 from launcher.views.dashboard.single_file import PAGE
 from launcher.views.dashboard.state import ObservedCluster, Tree
 
@@ -95,7 +96,7 @@ def make_app(
 
     async def get_metrics(_: Request) -> Response:
         text = format_metrics(await run_in_threadpool(observed.get_overview))
-        return Response(text, media_type=CONTENT_TYPE)
+        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def overview_events(_: Request) -> Response:
         return _event_stream(_watch_overview(observed))

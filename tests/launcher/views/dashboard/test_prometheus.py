@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from prometheus_client import parser
 
 from launcher.views.dashboard.prometheus import format_metrics
-
-parser = pytest.importorskip("prometheus_client.parser")
 
 HOSTILE = 'a"b\\c\nd{x="1"} 2 # \x1b[2J'
 OVERVIEW: dict[str, Any] = {
@@ -63,9 +61,9 @@ OVERVIEW: dict[str, Any] = {
 }
 
 
-def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+def samples(text: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in parser.text_string_to_metric_families(text):
+    for family in parser.text_string_to_metric_families(text.decode()):
         assert family.documentation
         assert family.type == "gauge"
         for sample in family.samples:
