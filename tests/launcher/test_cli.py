@@ -32,6 +32,7 @@ HEAVY = (
     "yaml",
     "starlette",
     "uvicorn",
+    "prometheus_client",
 )
 LIGHT_OF_TRAINER = {
     "trainer",
