@@ -61,7 +61,7 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
             _is_at_work(view) and not view.missing_processes
         ):
             return
-        if (line := f"{_joined_count(view)} have joined") != said:
+        if (line := _describe_joined(view)) != said:
             said = line
             report(said)
         if reading and time.monotonic() - progress_at >= PROGRESS_INTERVAL:
@@ -122,12 +122,15 @@ def _is_at_work(view: RunView) -> bool:
     return view.state == "running"
 
 
-def _joined_count(view: RunView) -> str:
-    """Return `2 of 3 workers`."""
+def _describe_joined(view: RunView) -> str:
+    """Return `2 of 3 workers have joined`."""
     plan = view.run.plan
-    kind = "workers" if plan.workers else "processes"
     expected = plan.workers or plan.followers
-    return f"{sum(map(view.takes_part, expected))} of {len(expected)} {kind}"
+    joined = sum(map(view.takes_part, expected))
+    if not joined:
+        return f"no {'worker' if plan.workers else 'process'} has joined"
+    kind = "workers" if plan.workers else "processes"
+    return f"{joined} of {len(expected)} {kind} have joined"
 
 
 def _missing_followers(
@@ -141,7 +144,7 @@ def _missing_followers(
     if len(view.missing_processes) == len(view.run.plan.followers):
         details += _last_log_lines(monitor, view, leader)
     return PartialError(
-        f"{_joined_count(view)} joined{when}; missing: {names}; everything was stopped", details
+        f"{_describe_joined(view)}{when}; missing: {names}; everything was stopped", details
     )
 
 

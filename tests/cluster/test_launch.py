@@ -106,12 +106,13 @@ def test_a_worker_that_is_refused_is_named_and_everything_is_stopped(cluster: Cl
     assert "missing: worker-1 (failed, exit code 4); everything was stopped" in done.stderr
     assert "worker-1: something specific is wrong" in done.stderr
     assert cluster.living() == []
-    why = "1 of 2 workers joined; missing: worker-1 (failed, exit code 4); everything was stopped"
+    why = "1 of 2 workers have joined; missing: worker-1 (failed, exit code 4);"
+    why += " everything was stopped"
     status = cluster.status()
     assert (status["state"], status["reason"]) == ("failed", why)
     assert f": failed: {why}" in cluster.launch("cluster", "status").stdout
     cluster.launch("cluster", "down")  # which ends nothing, and takes the reason from nobody
-    assert " failed: 1 of 2 workers joined; " in cluster.launch("runs").stdout
+    assert " failed: 1 of 2 workers have joined; " in cluster.launch("runs").stdout
     cluster.behave()
     assert cluster.up("--resume", status["run_id"]).returncode == 0
     assert cluster.status()["state"] == "running"
@@ -121,7 +122,7 @@ def test_a_worker_that_never_joins_is_named_at_the_deadline(cluster: Cluster) ->
     cluster.behave(worker_0="never join")
     done = cluster.up("--timeout", "3")
     assert done.returncode == 5
-    assert "1 of 2 workers joined within 3 s; missing: worker-0 (running)" in done.stderr
+    assert "1 of 2 workers have joined within 3 s; missing: worker-0 (running)" in done.stderr
     assert "worker-0 here, never join" in done.stderr
     assert cluster.living() == []
 

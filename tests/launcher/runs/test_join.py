@@ -69,7 +69,7 @@ def test_who_hangs_while_reading_meets_the_deadline(
 
     clock = Clock(hangs)
     monkeypatch.setattr(join, "time", clock)
-    with pytest.raises(PartialError, match=r"joined within 60 s; missing: teacher-0"):
+    with pytest.raises(PartialError, match=r"have joined within 60 s; missing: teacher-0"):
         wait_until_joined(distillation.run, TIMEOUT, lambda _line: None)
     assert clock.looks == read + 4, "60 s after its last sign of life"
 
