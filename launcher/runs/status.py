@@ -125,7 +125,9 @@ class RunView:
         if self.state in ("failed", "stopped") and not self.result_lines and self.run.is_launched:
             kind = "distill" if self.run.plan.leader.role == "student" else "cluster"
             stop = f"launch cluster down --run {self.run.run_id}; " if self.is_live else ""
-            lines.append(f"to resume it: {stop}launch {kind} up --resume {self.run.run_id}")
+            script = " --script FILE" if "--script" in self.run.plan.leader.argv else ""
+            command = f"launch {kind} up --resume {self.run.run_id}{script}"
+            lines.append(f"to resume it: {stop}{command}")
         return lines
 
     def takes_part(self, process: ProcessPlan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rich.table import Table
@@ -28,7 +29,7 @@ _COLUMNS = (
     Column("STATE"),
     Column("SHARE", right=True),
     Column("", spare=5),
-    Column("TOKENS/S", spare=2, right=True),
+    Column("{unit}/S", spare=2, right=True),
     Column("MEMORY", spare=3, right=True),
     Column("TEMP", spare=4, right=True),
     Column("LOAD", spare=6, right=True),
@@ -74,7 +75,9 @@ def processes_table(view: RunView, width: int | None, gauges: Gauges | None = No
                 "-" if state.exit_code == 0 else state.last_end or "-",
             )
         )
-    return make_table(_COLUMNS, rows, width)
+    unit = (view.training or {}).get("unit", "tokens").upper()
+    columns = [replace(column, name=column.name.format(unit=unit)) for column in _COLUMNS]
+    return make_table(columns, rows, width)
 
 
 def _has_share(member: Mapping[str, Any]) -> bool:

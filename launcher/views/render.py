@@ -25,7 +25,7 @@ from launcher.runs.status import RunView
 from launcher.terminal import note, sanitize_text
 from launcher.views.tables import COLOURS, Column, make_table
 from trainer.system.commandline.wrapping import wrap_card, wrap_line
-from trainer.tracking.picture import describe_exchange, format_figure, loss_text
+from trainer.tracking.picture import describe_exchange, format_figure, format_rate, loss_text
 
 _BESIDE_ID = 31
 """Columns that the other columns of `launch runs` need at least."""
@@ -301,7 +301,7 @@ def format_progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
     parts = (
         done if steps and training.get("total_steps") else "",
         loss_text(training),
-        format_figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
+        format_rate(training),
         *describe_exchange(training),
         format_figure("validation accuracy", validation.get("accuracy"), ".3f"),
         format_figure("reward margin", validation.get("reward_margin"), ".3f"),

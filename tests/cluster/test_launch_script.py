@@ -87,7 +87,10 @@ def test_a_host_behind_ssh_runs_the_script_that_the_start_named(
     records = read_metrics(cluster.output / "metrics.jsonl")
     figures = [each["figures"] for each in records if each["kind"] == "validation"][-1]
     absolute = f"{figures['absolute']:.4g}"
-    assert f"absolute {absolute}" in cluster.launch("status").stdout
+    shown = cluster.launch("status").stdout
+    assert f"absolute {absolute}" in shown
+    assert " samples/s" in shown
+    assert "SAMPLES/S" in shown
     status = json.loads(cluster.launch("status", "--json").stdout)
     assert status["training"]["validation"]["figures"] == figures
     page = tmp_path / "report.md"
@@ -95,6 +98,8 @@ def test_a_host_behind_ssh_runs_the_script_that_the_start_named(
     assert report.returncode == 0, report.stderr
     assert f"| absolute | {absolute} |" in page.read_text()
     assert "perplexity" not in page.read_text()
+    assert "tokens" not in page.read_text()
+    assert f"--output {run.output}-again --script FILE" in page.read_text()
 
     folder = far / "runs" / run_id
     (copy,) = far.rglob("script.py")

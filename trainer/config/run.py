@@ -283,6 +283,11 @@ class RunConfig(Section):
         """The classes of a `classify` task: their names, or how many there are."""
         return self.class_names or self.num_classes
 
+    @property
+    def rate_unit(self) -> str:
+        """The unit of a run's speed: a script's samples have no tokens."""
+        return "samples" if self.task == SCRIPT else "tokens"
+
     def resolve_precision(self, *, accelerator: bool) -> Precision:
         """Return the precision of matrix products by torch on a device."""
         if self.training.precision != "auto":

@@ -46,11 +46,11 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
     except OSError:
         records = []
     joined = (record for record in records if record.get("event") in ("joined", "rejoined"))
-    lines = [*_describe_duration(records), *list_residents(joined)]
+    lines = [*_describe_duration(records, config.rate_unit), *list_residents(joined)]
     if lost := describe_losses(records):
         lines.append(f"lost and recovered: {', '.join(lost)}")
     if stopped:
-        lines += ["stopped early; to continue:", f"  {_resume_command(run_id)}"]
+        lines += ["stopped early; to continue:", f"  {_resume_command(config, run_id)}"]
     store = output / FOLDER
     for pointer in ("best", "latest"):
         found = linked_checkpoint(store, pointer)
@@ -119,12 +119,13 @@ def mean_speed(records: Sequence[Record]) -> float | None:
     return tokens / seconds if seconds else None
 
 
-def _resume_command(run_id: str) -> str:
+def _resume_command(config: RunConfig, run_id: str) -> str:
     """Return the command that continues a run: the launcher's, or this process's own again."""
     arguments = sys.argv[1:]
     if os.environ.get(SAVING_VARIABLE):
         kind = "distill" if arguments[:1] == ["distill"] else "cluster"
-        return f"launch {kind} up --resume {run_id}"
+        script = " --script FILE" if config.task == SCRIPT else ""
+        return f"launch {kind} up --resume {run_id}{script}"
     return shlex.join([*_program_words(), *arguments])
 
 
@@ -138,13 +139,13 @@ def _iter_losses(events: Sequence[Record]) -> Iterator[int]:
             yield event.get("rank", 0)
 
 
-def _describe_duration(records: Sequence[Record]) -> list[str]:
+def _describe_duration(records: Sequence[Record], unit: str) -> list[str]:
     steps = [record for record in records if record.get("kind") == "step"]
     if all(step.get("loss") is None for step in steps):
         return []
     last = steps[-1]
     speed = mean_speed(records)
-    rate = f", {speed:,.0f} tokens/s" if speed else ""
+    rate = f", {speed:,.0f} {unit}/s" if speed else ""
     return [
         f"step {last['step']}, {loss_text(last)}, in {format_duration(seconds_of(records))}{rate}"
     ]

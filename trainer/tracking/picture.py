@@ -49,7 +49,7 @@ def progress_picture(
     figures = [
         loss_text(training),
         format_figure("lr", training.get("learning_rate"), ".2e"),
-        format_figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
+        format_rate(training),
         _describe_exchange(training),
     ]
     parts: list[RenderableType] = [line, *_wrap_figures(figures, width)]
@@ -106,6 +106,12 @@ def draw_chart(values: Sequence[float], width: int, height: int = 1) -> list[str
 def format_figure(name: str, value: float | None, style: str, unit: str = "") -> str:
     """Return a figure of a report with its name; empty where there is none."""
     return "" if value is None else f"{name} {value:{style}}{unit}".strip()
+
+
+def format_rate(training: Mapping[str, Any]) -> str:
+    """Return `4,200 tokens/s` from a report; empty where there is no rate."""
+    unit = f" {training.get('unit', 'tokens')}/s"
+    return format_figure("", training.get("tokens_per_second"), ",.0f", unit)
 
 
 def loss_text(training: Mapping[str, Any]) -> str:

@@ -22,7 +22,13 @@ from rich.text import Text
 
 from trainer.system.commandline.wrapping import terminal_width, wrap_card
 from trainer.system.timestamp import format_timestamp
-from trainer.tracking.picture import format_duration, loss_text, progress_picture, share_text
+from trainer.tracking.picture import (
+    format_duration,
+    format_rate,
+    loss_text,
+    progress_picture,
+    share_text,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +252,7 @@ class LiveView:
             self._format_title(status),
             *progress_picture(status, tuple(self._losses), left, width),
             Text(""),
-            _worker_table(status["workers"]),
+            _worker_table(status["workers"], status["unit"]),
         ]
         return [*parts, *([Text("")] if events else []), *events]
 
@@ -263,11 +269,11 @@ class LiveView:
         return title
 
 
-def _worker_table(workers: Sequence[Mapping[str, Any]]) -> Table:
+def _worker_table(workers: Sequence[Mapping[str, Any]], unit: str) -> Table:
     """Return a row for each worker, in the columns and units of `launch status`."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("NAME", "HOST", "DEVICE", "STATE", "SHARE", "TOKENS/S"):
-        right = name in ("SHARE", "TOKENS/S")
+    for name in ("NAME", "HOST", "DEVICE", "STATE", "SHARE", f"{unit.upper()}/S"):
+        right = name == "SHARE" or name.endswith("/S")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     shares = [0 if w["state"] in ("idle", "lost") else w["samples"] for w in workers]
     for worker, share in zip(workers, shares, strict=True):
@@ -300,7 +306,7 @@ def _summarize_status(status: Status, left: float | None) -> str:
     if status["learning_rate"] is not None:
         parts.append(f"lr {status['learning_rate']:.2e}")
     if status["tokens_per_second"] is not None:
-        parts.append(f"{_format_number(status['tokens_per_second'])} tokens/s")
+        parts.append(format_rate(status))
     parts.append(f"{active}/{status['expect_workers']} workers")
     if left is not None and state == "running":
         parts.append(f"{format_duration(left)} left")

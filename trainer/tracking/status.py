@@ -81,6 +81,8 @@ class Status(TypedDict):
     loss: float | None
     learning_rate: float | None
     tokens_per_second: float | None
+    unit: str
+    """The unit of that rate: "tokens", or "samples" of a script."""
     exchange_ms: float | None
     """Of the last step, from the slowest worker's first gradient to the commit."""
     exchange_exposed_ms: float | None
@@ -103,7 +105,9 @@ class Status(TypedDict):
     """Why the command for notifications failed at the last event; null if it did not."""
 
 
-def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
+def first_status(
+    run_id: str, total_steps: int, expect_workers: int, unit: str = "tokens"
+) -> Status:
     """Return the status of a run of this process before its first event."""
     return Status(
         run_id=run_id,
@@ -117,6 +121,7 @@ def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
         loss=None,
         learning_rate=None,
         tokens_per_second=None,
+        unit=unit,
         exchange_ms=None,
         exchange_exposed_ms=None,
         codec=None,

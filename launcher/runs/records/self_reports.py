@@ -7,7 +7,7 @@ that are not plain, such as an infinite loss, are left out of it and named under
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,6 +66,7 @@ class _Report(_ProcessReport):
     step: _Count | None = None
     total_steps: _Count | None = None
     loss: float | None = None
+    unit: Literal["tokens", "samples"] = "tokens"
     exchange_ms: float | None = None
     exchange_exposed_ms: float | None = None
     codec: _Text | None = None

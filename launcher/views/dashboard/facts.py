@@ -61,9 +61,14 @@ class Facts:
 
     def list_facts(self) -> list[Row]:
         """Return what was trained on what, and by which hosts."""
-        found = [(name, _get_path(self._settings, key)) for name, key in _SETTINGS.items()]
-        if self._settings.get("method") != "lora":
-            found = [(name, value) for name, value in found if name != "LoRA rank"]
+        unused = () if self._settings.get("method") == "lora" else ("lora.",)
+        if self._settings.get("task") == "script":  # which has its own model and data
+            unused += "model.", "data."
+        found = [
+            (name, _get_path(self._settings, key))
+            for name, key in _SETTINGS.items()
+            if not key.startswith(unused)
+        ]
         facts = [
             (name, _format_value(value))
             for name, value in found
@@ -105,7 +110,8 @@ class Facts:
             exact = f"{missing:,} missing, {repeated:,} repeated"
             exact = "each exactly once" if not missing and not repeated else exact
             found.append(("samples counted", f"{samples:,}, {exact}"))
-            found += [("tokens", f"{tokens:,}")] if tokens else []
+            if tokens and self._training.get("unit") != "samples":
+                found.append(("tokens", f"{tokens:,}"))
         if proofs := [record for record in self._records if record.get("event") == "verified"]:
             last, ranks = proofs[-1], len(proofs[-1].get("ranks", ()))
             count = "1 proof" if last["proofs"] == 1 else f"{last['proofs']:,} proofs"
@@ -175,11 +181,12 @@ class Facts:
         """Return the commands that repeat the run with the settings of the report."""
         if self._run.plan.leader.role == "student":
             return ["launch distill up --config run.yaml --output NEW_FOLDER"]
+        output = shlex.quote(f"{self._run.plan.output}-again")
+        if self._settings.get("task") == "script":
+            output += " --script FILE"
         if not self._by_launcher:
-            output = shlex.quote(f"{self._run.plan.output}-again")
             return [f"trainer finetune --config run.yaml -o {output}"]
         start = f" {start_of(self._run.run_id)}".rstrip()
-        output = shlex.quote(f"{self._run.plan.output}-again")
         return [f"launch cluster up --config run.yaml --output {output}{start}"]
 
     def list_absent(self, *, hashes: bool, spent: bool) -> list[str]:

@@ -272,7 +272,7 @@ def _count_workers(view: RunView) -> tuple[int, int]:
 def _run_line(view: RunView) -> Tree:
     training: Mapping[str, Any] = view.training or {}
     workers, joined = _count_workers(view)
-    keys = ("step", "total_steps", "loss", "tokens_per_second", "updated", "budget")
+    keys = ("step", "total_steps", "loss", "tokens_per_second", "unit", "updated", "budget")
     return {
         "run_id": view.run.run_id,
         "state": view.state,

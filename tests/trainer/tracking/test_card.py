@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests import forked
+from tests.trainer.script_run import script_config
 from tests.trainer.small_model import write_data, write_model
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer.checkpoint.store import CheckpointStore
@@ -111,6 +112,18 @@ def test_a_stopped_run_says_how_to_continue(
     assert command.startswith("  ")
     assert command.endswith(wanted)
     assert not [line for line in make_card(config, "r-1") if "to continue" in line]
+
+
+def test_the_card_of_a_script_says_samples_and_names_a_script_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SAVING_VARIABLE, str(tmp_path / "saving"))
+    fast = {"tokens_per_second": 300.0, "loss": 1.0}
+    lines = (json.dumps(step(at, 10.0 + at) | fast) for at in (1, 2))
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    card = make_card(script_config(tmp_path), "r-1", stopped=True)
+    assert card[0].endswith(", 300 samples/s")
+    assert card[-1] == "  launch cluster up --resume r-1 --script FILE"
 
 
 def test_a_loss_that_is_not_finite_does_no_harm(tmp_path: Path) -> None:

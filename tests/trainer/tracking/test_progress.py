@@ -29,6 +29,7 @@ def status(step: int, **changes: Any) -> dict[str, Any]:
         "loss": 1.25,
         "learning_rate": 5e-5,
         "tokens_per_second": 12345.6,
+        "unit": "tokens",
         "expect_workers": 2,
         "workers": [worker(0, "active"), worker(1, "lost")],
         "checkpoint": None,
@@ -75,6 +76,15 @@ def test_a_plain_line_for_each_interval_and_for_the_last_step():
     assert lines[1].endswith("0:24 left")
     assert lines[-1].startswith("step 100/100")
     assert len(lines) == 26
+
+
+def test_the_speed_of_a_script_is_in_samples() -> None:
+    stream = Terminal()
+    view = LiveView(stream)
+    view.show_status(status(1, unit="samples", workers=[worker(0, "active")]))
+    view.close()
+    assert "12,346 samples/s" in stream.getvalue()
+    assert "SAMPLES/S" in stream.getvalue()
 
 
 def test_changes_of_state_validation_and_events_are_told_at_once():

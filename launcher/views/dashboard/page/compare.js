@@ -1,7 +1,7 @@
 // Two runs laid over each other, over steps, tokens or time.
 import { Charts, between, short } from "./charts.js";
 import { Records, Stream, get } from "./data.js";
-import { badge, count, duration, el, fixed, put, table } from "./dom.js";
+import { badge, count, duration, el, fixed, put, table, unitOf } from "./dom.js";
 
 const AXES = {
   steps: { at: (step) => step.step, text: short },
@@ -61,6 +61,7 @@ export class ComparePage {
     const radios = Object.keys(AXES).map((name) => el("label", {}, el("input", { type: "radio", name: "axis", value: name, checked: name === this.#axis,
       onchange: () => { this.#axis = name; this.#chosen = null; this.#draw(); } }), ` ${name}`));
     this.figures = el("div");
+    const units = new Set(this.runs.map(({ state }) => unitOf(state.status.training)));
     put(this.place);
     this.place.replaceChildren(
       el("h1", {}, "Two runs"),
@@ -69,7 +70,7 @@ export class ComparePage {
       el("fieldset", { className: "asked" }, el("legend", {}, "Over"), radios),
       el("section", { "aria-label": "Curves" },
         this.charts.add("Loss, smoothed", [...both((step) => step?.mean ?? null, fixed), ...scores], { summary: between(fixed), height: 300 }),
-        this.charts.add("Tokens per second", both((step) => step?.tokens_per_second ?? null, count), { least: 0, axis: short, summary: between(count) })));
+        this.charts.add(`${[...units].join(" or ")} per second`, both((step) => step?.tokens_per_second ?? null, count), { least: 0, axis: short, summary: between(count) })));
   }
 
   #draw() {

@@ -42,6 +42,8 @@ export const count = (value) => (value == null ? "–" : whole.format(value));
 export const fixed = (value, digits = 4) => (value == null ? "–" : value.toFixed(digits));
 export const percent = (part) => (part == null ? "–" : `${Math.round(100 * part)} %`);
 export const rate = (value) => (value == null ? "–" : value.toExponential(2).replace("e-", "e−"));
+/** Return the unit of a run's speed: a script's samples have no tokens. */
+export const unitOf = (training) => (training?.unit === "samples" ? "Samples" : "Tokens");
 export const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)}`;
 
 export function ms(value) {

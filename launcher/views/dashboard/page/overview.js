@@ -1,7 +1,7 @@
 // The overview: runs, hosts, what is idle, and what was spent.
 import { map } from "./map.js";
 import { Stream, get } from "./data.js";
-import { badge, bar, count, duration, el, fixed, gib, moment, percent, put, table } from "./dom.js";
+import { badge, bar, count, duration, el, fixed, gib, moment, percent, put, table, unitOf } from "./dom.js";
 
 export class OverviewPage {
   #chosen = new Set(); // of the runs, two of which can be laid over each other
@@ -39,12 +39,12 @@ export class OverviewPage {
       else this.#chosen.delete(run_id);
       this.place.querySelector("#compared").replaceWith(this.#compared());
     } });
-    const columns = [["Run"], ["State"], ["Progress"], ["Loss", 1], ["Validation", 1], ["Tokens/s", 1], ["Workers", 1], ["Started", 1], ["Took", 1]];
+    const columns = [["Run"], ["State"], ["Progress"], ["Loss", 1], ["Validation", 1], ["Speed", 1], ["Workers", 1], ["Started", 1], ["Took", 1]];
     return table("Runs, the newest first", columns, runs.map((run) => [
       el("span", {}, runs.length > 1 ? choice(run.run_id) : null, el("a", { href: `#/run/${encodeURIComponent(run.run_id)}` }, run.run_id)), badge(run.state),
       run.total_steps ? bar(run.step / run.total_steps, `${count(run.step)} / ${count(run.total_steps)}`) : "",
       run.loss == null ? "" : fixed(run.loss), run.validation?.loss == null ? "" : fixed(run.validation.loss),
-      run.live && run.tokens_per_second != null ? count(run.tokens_per_second) : "",
+      run.live && run.tokens_per_second != null ? `${count(run.tokens_per_second)} ${unitOf(run).toLowerCase()}/s` : "",
       run.live ? `${run.joined} / ${run.workers}` : String(run.workers),
       run.started ? moment(run.started) : "", run.started && run.updated ? duration(run.updated - run.started) : "",
     ]));

@@ -5,7 +5,7 @@ import { checkpoints, strip } from "./distillation.js";
 import { LogView } from "./log.js";
 import { about } from "./report.js";
 import { waterfall } from "./waterfall.js";
-import { badge, bar, breakable, code, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile } from "./dom.js";
+import { badge, bar, breakable, code, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile, unitOf } from "./dom.js";
 
 const BAD = ["lost", "diverged", "halted", "outlier", "alarm", "quarantined", "unproved", "refused", "residual_lost"];
 const GOOD = ["rejoined", "active", "finished"];
@@ -74,7 +74,7 @@ export class RunPage {
         { name: "training", colour: "blue", value: (step) => step.mean, text: (_, step) => fixed(step.loss) },
         { name: "validation", colour: "orange", value: (step) => this.scores.get(step.step)?.loss ?? null, text: (_, step) => fixed(this.#scoreAt(step.step)?.loss), points: true, late: true },
       ], { summary: between(fixed), height: 220 }),
-      this.charts.add("Tokens per second", [{ name: "all workers", colour: "green", value: (step) => step.tokens_per_second, text: count }], { least: 0, axis: short, summary: between(count), height: 220 }),
+      this.charts.add(`${unitOf(this.state.status.training)} per second`, [{ name: "all workers", colour: "green", value: (step) => step.tokens_per_second, text: count }], { least: 0, axis: short, summary: between(count), height: 220 }),
       this.state.distillation ? this.charts.add("Student beside teacher", [
         { name: "from the teacher (KL)", colour: "violet", value: (step) => step.kl, text: (v) => fixed(v) },
         { name: "with the text (CE)", colour: "teal", value: (step) => step.ce, text: (v) => fixed(v) },
@@ -195,7 +195,7 @@ export class RunPage {
     put(this.figures, el("dl", { className: "tiles" },
       figure("Loss", fixed(training.loss ?? last.loss)),
       figure("Validation", fixed(validation?.loss), validation ? `${scores(validation)}step ${count(validation.step)}` : "none yet"),
-      figure("Tokens/s", count(training.tokens_per_second ?? last.tokens_per_second)),
+      figure(`${unitOf(training)}/s`, count(training.tokens_per_second ?? last.tokens_per_second)),
       taught ? null : figure("Exchange exposed", ms(training.exchange_exposed_ms ?? last.exchange_exposed_ms), last.exchange_ms == null ? "" : `of ${ms(last.exchange_ms)}`),
       budget ? figure("Spent", `${fixed(budget.spent, 2)} ${budget.currency ?? ""}`, budget.ceiling == null ? "" : `of ${fixed(budget.ceiling, 2)}`) : null));
     const { counted, missing, repeated } = this.#records.ledger;
@@ -242,7 +242,7 @@ export class RunPage {
     const { status, gauges, devices, device_names: names } = this.state;
     const members = new Map((status.training?.workers ?? []).map((worker) => [worker.rank, worker]));
     const all = [...members.values()].reduce((sum, { samples }) => sum + (samples ?? 0), 0);
-    const columns = [["Name"], ["Host"], ["Device"], ["State"], ["Share", 1], ["Tokens/s", 1], ["Use", 1], ["Memory (GiB)", 1], ["Watts", 1], ["°C", 1], ["Shards", 1], ["Attempt", 1], ["Last exit"]];
+    const columns = [["Name"], ["Host"], ["Device"], ["State"], ["Share", 1], [`${unitOf(status.training)}/s`, 1], ["Use", 1], ["Memory (GiB)", 1], ["Watts", 1], ["°C", 1], ["Shards", 1], ["Attempt", 1], ["Last exit"]];
     const rows = status.processes.map((process) => {
       const member = (process.role === "worker" ? members.get(process.rank) : process.says) ?? {};
       const gauge = gauges[process.host]?.[devices[process.name]] ?? {};

@@ -41,7 +41,9 @@ def script(tmp_path: Path) -> Path:
     return write_script(tmp_path / "train.py")
 
 
-def test_the_curve_is_that_of_a_plain_loop(script: Path, tmp_path: Path) -> None:
+def test_the_curve_is_that_of_a_plain_loop(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Micro-batches of 3 samples, gradients as sums, and the weights under the module's names."""
     config = script_config(tmp_path / "out", training__evaluate_every=4)
     assert run_script(script, config) == 0
@@ -64,6 +66,7 @@ def test_the_curve_is_that_of_a_plain_loop(script: Path, tmp_path: Path) -> None
         away = (model(x)[:, 0] - y).abs().mean()
     assert validations[-1]["figures"]["absolute"] == pytest.approx(float(away), rel=1e-5)
     assert "load_state_dict" in (tmp_path / "out/model/README.md").read_text()
+    assert " samples/s" in capsys.readouterr().err
 
 
 def test_a_run_resumes_bit_for_bit_and_only_with_its_script(script: Path, tmp_path: Path) -> None:
