@@ -33,8 +33,8 @@ from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.replica.sampling import Sampling
-from trainer.replica.script.opened import OpenedScript
 from trainer.replica.script.replica import ScriptReplica
+from trainer.replica.script.user_script import UserScript
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, Targets
 from trainer.replica.torch.decoder import Backbone
@@ -132,9 +132,9 @@ def script(_: Path, settings: Settings, device: str) -> Steps:
     with tempfile.TemporaryDirectory() as kept:
         path = write_script(Path(kept) / "train.py", *_COLLATED)
         config = script_config(Path(kept) / "out", **settings)
-        opened = OpenedScript(read_script(path), 0, PATIENCE)
-        weights = opened.read_weights()
-        made = ScriptReplica(opened, config, device, threads=1)
+        user_script = UserScript(read_script(path), 0, PATIENCE)
+        weights = user_script.read_weights()
+        made = ScriptReplica(user_script, config, device)
         for seed in count():
             made.write_trainable(weights)
             _occupy(device)

@@ -185,11 +185,11 @@ def read_script_inputs(
     terms, openers = (script, config.training.seed, config.exchange.join_deadline), None
     if computes:
         with speed_up_imports("torch"):
-            from trainer.replica.script.opened import OpenedScript
             from trainer.replica.script.replica import script_openers
-        opened = OpenedScript(*terms)
-        facts, layout, first = opened.facts, opened.layout, opened.read_weights
-        openers = script_openers(opened)
+            from trainer.replica.script.user_script import UserScript
+        made = UserScript(*terms)
+        facts, layout, first = made.facts, made.layout, made.read_weights
+        openers = script_openers(made)
     else:
         facts, layout, weights = run_for_start(*terms)
         first = partial(np.asarray, weights)  # the same array, not a copy

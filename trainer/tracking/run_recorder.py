@@ -108,9 +108,7 @@ class RunRecorder:
         self.early = EarlyStopping(config.training.early_stopping_patience)
         """Decides on the validations that are logged here."""
         self._workers: dict[int, WorkerStatus] = {}
-        self._status = first_status(
-            job.run_id, plan.total_steps, expect_workers, config.rate_unit
-        )
+        self._status = first_status(job.run_id, plan.total_steps, expect_workers, config.rate_unit)
         self._notifier = notifier or Notifier((), job.run_id, "")
         self._notifier.status = self._status
         self._notifier.record_progress()

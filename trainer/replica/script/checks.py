@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.metrics import FIGURE_NAME, MOST_FIGURES
-from trainer.replica.script.opened import ScriptFaultError
+from trainer.replica.script.user_script import ScriptFaultError
 
 _TOLERANCE = 1e-3
 """Of the sum: other sizes of a batch round products otherwise, bf16's by this much."""

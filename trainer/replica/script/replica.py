@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
+from trainer.planning.replica import check_script_fits
 from trainer.replica.backend import BackendRequest, Opener, UnusableError, cuda_device
 from trainer.replica.base import EvalResult, OnBlock, Replica, StepResult
-from trainer.replica.script.checks import (
-    check_figures,
-    check_loss,
-    check_sum,
-    read_random_state,
-    refuse_draws,
-)
-from trainer.replica.script.opened import OpenedScript, ScriptFaultError
+from trainer.replica.script import checks
+from trainer.replica.script.user_script import ScriptFaultError, UserScript
+from trainer.replica.torch.device import available_bytes
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.model import flatten_parameters, share_weights, trainable_parameters
 from trainer.replica.torch.precision import make_autocast
@@ -38,25 +34,16 @@ class ScriptReplica:
 
     Args:
         device: `cpu` or `cuda:N`.
-        threads: intra-op threads of torch in this process; None leaves torch's default.
 
     Raises:
         InputError: the script's loss is no sum over its samples, draws random numbers or changes
             buffers, or is otherwise not as needed.
     """
 
-    def __init__(
-        self,
-        opened: OpenedScript,
-        config: RunConfig,
-        device: str = "cpu",
-        threads: int | None = None,
-    ) -> None:
-        self.layout, self.device = opened.layout, device
-        self._opened, self._device = opened, torch.device(device)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self._model = opened.model.to(self._device)
+    def __init__(self, script: UserScript, config: RunConfig, device: str) -> None:
+        self.layout, self.device = script.layout, device
+        self._script, self._device = script, torch.device(device)
+        self._model = script.model.to(self._device)
         self._weights = flatten_parameters(self._model, self.layout, self._device)
         self._autocast = make_autocast(config, self._device)
         micro = config.training.micro_batch_size
@@ -66,7 +53,7 @@ class ScriptReplica:
         self._check_start()
         parameters = dict(trainable_parameters(self._model))
         self._gradients = GradientStream(self.layout, parameters, self._device)
-        self._random = read_random_state(self._device)
+        self._random = checks.read_random_state(self._device)
 
     def write_trainable(self, flat: np.ndarray) -> None:
         """Take the trainable weights, fp32 `[layout.size]`; see `Replica.write_trainable`."""
@@ -86,14 +73,14 @@ class ScriptReplica:
         def attempt() -> float:
             self._gradients.restart()
             self._divisor, losses = 0, list[Tensor]()
-            for samples, is_last in self._micro_batches(self._opened.train, batch):
+            for samples, is_last in self._micro_batches(self._script.train, batch):
                 loss, divisor = self._compute_loss(samples)
                 self._divisor += divisor
                 losses.append(loss.detach().double())
-                with self._opened.report_faults("the gradient of loss"):
+                with self._script.report_faults("the gradient of loss"):
                     if is_last:
-                        if read_random_state(self._device) != self._random:
-                            refuse_draws(self._model)
+                        if checks.read_random_state(self._device) != self._random:
+                            checks.refuse_draws(self._model)
                         self._gradients.mark_last_backward()
                     loss.backward()
             return float(sum(losses))
@@ -111,7 +98,7 @@ class ScriptReplica:
 
         def attempt() -> EvalResult:
             results: list[EvalResult] = []
-            for samples, _ in self._micro_batches(self._opened.validation, batch):
+            for samples, _ in self._micro_batches(self._script.validation, batch):
                 loss, divisor = self._compute_loss(samples)
                 figures = self._compute_figures(samples)
                 results.append(EvalResult(float(loss), divisor, None, figures=figures))
@@ -133,23 +120,23 @@ class ScriptReplica:
         raise NotImplementedError
 
     def _compute_loss(self, samples: Any) -> tuple[Tensor, int]:
-        with self._opened.report_faults("loss"), self._autocast:
-            return check_loss(self._opened.functions.loss(self._model, samples))
+        with self._script.report_faults("loss"), self._autocast:
+            return checks.check_loss(self._script.functions.loss(self._model, samples))
 
     def _compute_figures(self, samples: Any) -> dict[str, float]:
-        metrics = getattr(self._opened.functions, "metrics", None)
-        with self._opened.report_faults("metrics"), self._autocast:
-            return check_figures(metrics(self._model, samples)) if metrics else {}
+        metrics = getattr(self._script.functions, "metrics", None)
+        with self._script.report_faults("metrics"), self._autocast:
+            return checks.check_figures(metrics(self._model, samples)) if metrics else {}
 
     def _micro_batches(
         self, values: Sequence[Any], batch: Sequence[int]
     ) -> Iterator[tuple[Any, bool]]:
         """Yield collated micro-batches on the device, and whether each is the last."""
-        collate = getattr(self._opened.functions, "collate", list)
+        collate = getattr(self._script.functions, "collate", list)
         for start in range(0, len(batch), self.limit):
-            with self._opened.report_faults("dataset"):
+            with self._script.report_faults("dataset"):
                 samples = [values[index] for index in batch[start : start + self.limit]]
-            with self._opened.report_faults("collate"):
+            with self._script.report_faults("collate"):
                 samples = _move_tensors(collate(samples), self._device)
             yield samples, start + self.limit >= len(batch)
 
@@ -166,18 +153,18 @@ class ScriptReplica:
 
     def _check_start(self) -> None:
         """Compute four samples together and in two halves: the run counts on their sum."""
-        train, model = self._opened.train, self._model
+        train, model = self._script.train, self._model
         four = [0, 1 % len(train), -2 % len(train), len(train) - 1]
-        loosely = self._opened.has_local_buffers
+        loosely = self._script.has_local_buffers
         buffers = {name: each.clone() for name, each in model.named_buffers()}
-        drawn = read_random_state(self._device, whole=True)
+        drawn = checks.read_random_state(self._device, whole=True)
         sums: list[tuple[float, int]] = []
         size, self.limit = self.limit, len(four)
         for part in (four, four[:2], four[2:]):
             for samples, _ in self._micro_batches(train, part):
                 loss, divisor = self._compute_loss(samples)
                 sums.append((loss.item(), divisor))
-        with self._opened.report_faults("loss"), torch.no_grad():
+        with self._script.report_faults("loss"), torch.no_grad():
             for name, buffer in model.named_buffers():
                 if not loosely and not torch.equal(buffer, buffers[name]):
                     raise ScriptFaultError(
@@ -186,37 +173,44 @@ class ScriptReplica:
                         ' buffers = "local" if each worker may have its own'
                     )
                 buffer.copy_(buffers[name])
-            if read_random_state(self._device, whole=True) != drawn:
-                refuse_draws(model)
-            check_sum(*sums, loosely=loosely)
-        if self._opened.validation:
+            if checks.read_random_state(self._device, whole=True) != drawn:
+                checks.refuse_draws(model)
+            checks.check_sum(*sums, loosely=loosely)
+        if self._script.validation:
             self.evaluate([0])
         self.limit = size
 
 
-def script_openers(opened: OpenedScript) -> dict[RequestedBackend, Opener]:
+def script_openers(script: UserScript) -> dict[RequestedBackend, Opener]:
     """Return what opens a script's replica on each backend."""
 
     def open_on(backend: Backend, request: BackendRequest) -> Replica:
         if not BACKENDS[backend].has_torch:
             raise UnusableError("a script computes with torch")
+        if request.threads is not None:
+            torch.set_num_threads(request.threads)
         device = cuda_device(request.gpu) if backend == "cuda" else "cpu"
-        return ScriptReplica(opened, request.config, device, request.threads)
+        tensors = (*script.model.parameters(), *script.model.buffers())
+        check_script_fits(
+            *(script.layout, request.config.exchange),
+            *(available_bytes(torch.device(device)), device),
+            weights=sum(each.nbytes for each in tensors) if backend == "cuda" else 0,
+            coordinates=request.coordinates,
+        )
+        return ScriptReplica(script, request.config, device)
 
     return {backend: partial(open_on, backend) for backend in BACKENDS}
 
 
 def _move_tensors(value: Any, device: torch.device) -> Any:
     """Return a batch with its tensors, and what else has a `to`, on a device."""
-    match value:
-        case Tensor():
-            return value.to(device, non_blocking=True)
-        case _ if hasattr(value, "to"):  # such as transformers' BatchEncoding
-            return value.to(device)
-        case list():
-            return [_move_tensors(part, device) for part in value]
-        case tuple():
-            return tuple(_move_tensors(part, device) for part in value)
-        case Mapping():
-            return {key: _move_tensors(part, device) for key, part in value.items()}
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if hasattr(value, "to"):  # such as transformers' BatchEncoding
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _move_tensors(part, device) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_move_tensors(part, device) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
     return value

@@ -82,8 +82,8 @@ def run_for_start(
         UnreachableError: it does not return.
     """
     with tempfile.TemporaryDirectory(prefix="motley-") as folder:
-        command = [sys.executable, "-P", "-m", "trainer.replica.script.opened", str(script.path)]
-        command += [script.digest, str(seed), str(limit), folder]
+        module, terms = "trainer.replica.script.user_script", (script.digest, str(seed), str(limit))
+        command = [sys.executable, "-P", "-m", module, str(script.path), *terms, folder]
         log.info("%s: making the first weights ...", script.path)
         try:
             ended = subprocess.run(

@@ -15,6 +15,7 @@ import pytest
 from launcher.errors import PartialError, PreflightError
 from launcher.hosts.local import LocalConnection
 from launcher.plan.plan import ProcessPlan, unit_of
+from launcher.plan.setting import SCRIPT_FILE
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.runs.processes.systemd import SystemdSupervisor, open_supervisor
 from launcher.session.process_supervisor import is_final
@@ -22,7 +23,10 @@ from launcher.session.processes import find_run, send_signal
 from launcher.session.spec import RestartPolicy
 from tests.launcher.keeping import python_process, wait_until_running
 from tests.launcher.unit_host import UnitHost
+from tests.trainer.script_run import script_config, write_script
 from tests.waiting import wait_for
+from trainer.config.script import read_script
+from trainer.system.errors import RefusedError
 
 pytestmark = pytest.mark.cluster
 
@@ -128,6 +132,34 @@ def test_a_rebooted_host_goes_on_with_what_was_not_over(place: Place) -> None:
     place.host.unit(unit_of(place.run_id, process)).start()  # what systemd does with enabled units
     place.up(process, attempt=2)
     place.supervisor.stop_processes([process], 20.0)
+
+
+def test_a_rebooted_host_goes_on_with_the_script_that_the_start_named(
+    place: Place, tmp_path: Path
+) -> None:
+    """The unit's command has the copy's digest: the next attempt refuses another copy."""
+    place.home.parent.mkdir(parents=True)
+    copy = write_script(place.home.parent / SCRIPT_FILE)
+    run = script_config(tmp_path / "out", training__max_steps=100_000, checkpoint__every=10)
+    (tmp_path / "run.yaml").write_text(run.to_yaml(exclude_unset=True))
+    command = ["finetune", "--config", str(tmp_path / "run.yaml"), "--gpu-backend", "cpu"]
+    command += ["--script", str(copy), "--script-digest", read_script(copy).digest]
+    argv = (sys.executable, "-P", "-m", "trainer.cli", *command)
+    process = replace(place.process(), argv=argv)
+    unit = place.host.unit(unit_of(place.run_id, process))
+    metrics = tmp_path / "out/metrics.jsonl"
+    place.supervisor.start_process(process)
+    wait_for(lambda: metrics.exists() and '"checkpoint"' in metrics.read_text(), "a checkpoint")
+    place.host.close()
+    wait_for(lambda: not find_run(place.run_id), "darkness")
+    unit.start()
+    wait_for(lambda: '"resumed"' in metrics.read_text(), "the next attempt")
+    place.host.close()
+    wait_for(lambda: not find_run(place.run_id), "darkness")
+    copy.write_text(copy.read_text() + "#")
+    unit.start()
+    wait_for(lambda: place.supervisor.read_state(process).is_over, "the refusal")
+    assert place.supervisor.read_state(process).exit_code == RefusedError.exit_code
 
 
 def test_a_host_that_is_shut_down_in_order_ends_nothing_for_good(place: Place) -> None:

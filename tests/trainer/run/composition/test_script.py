@@ -29,10 +29,10 @@ from tests.waiting import PATIENCE
 from trainer.checkpoint.reader import find_checkpoint
 from trainer.config.script import read_script
 from trainer.replica.script.checks import read_random_state
-from trainer.replica.script.opened import update_digest
 from trainer.replica.script.start import run_for_start
+from trainer.replica.script.user_script import UserScript, update_digest
 from trainer.run.inputs import read_script_inputs
-from trainer.system.errors import InputError, RefusedError
+from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 from trainer.tracking.metrics import read_metrics
 
 
@@ -81,6 +81,27 @@ def test_a_run_resumes_bit_for_bit_and_only_with_its_script(script: Path, tmp_pa
     script.write_text(script.read_text() + "\n# changed\n")
     with pytest.raises(InputError, match="its script has changed"):
         run_script(script, script_config(halves, training__max_steps=9, **settings))
+
+
+def test_a_budget_stops_the_run_of_a_script_and_a_higher_one_goes_on(
+    script: Path, tmp_path: Path
+) -> None:
+    """Its next checkpoint is a million steps away, which after a few is seen to cost more."""
+    budget = {"ceiling": 2.0, "currency": "EUR", "hosts": [{"name": "here", "price_hour": 3.6}]}
+    settings = {"checkpoint__every": 10**6, "optimizer__scheduler": "constant"}
+    config = script_config(tmp_path / "out", training__max_steps=10**6, budget=budget, **settings)
+    assert run_script(script, config) == 9
+    status = json.loads((tmp_path / "out/status.json").read_bytes())
+    assert status["reason"].startswith("budget.ceiling: ")
+    assert status["checkpoint"]["step"] == status["step"]
+    config = script_config(
+        tmp_path / "out",
+        training__max_steps=status["step"] + 2,
+        budget=budget | {"ceiling": 1e6},
+        **settings,
+    )
+    assert run_script(script, config) == 0
+    assert len(losses(tmp_path / "out")) == status["step"] + 2
 
 
 def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> None:
@@ -194,6 +215,16 @@ def test_frozen_parameters_are_those_that_the_script_makes(script: Path, tmp_pat
     assert last["loss"] == pytest.approx(float(total) / count, rel=1e-5)
 
 
+def test_what_a_script_draws_itself_is_the_same_on_every_host(tmp_path: Path) -> None:
+    drawn = (
+        "import random\nimport numpy\nX = random.random() + numpy.random.rand() + torch.rand(1)\n"
+    )
+    changes = ("import torch\n", f"import torch\n{drawn}"), ("row.sin().sum())", "row.sum() + X)")
+    path = write_script(tmp_path / "train.py", *changes)
+    one, other = (UserScript(read_script(path), 0, PATIENCE).facts for _ in range(2))
+    assert one == other
+
+
 def test_one_more_number_of_numpy_is_noticed() -> None:
     """It moves the generator's position; its block of numbers changes at each 624th alone."""
     device = torch.device("cpu")
@@ -228,6 +259,20 @@ def test_a_metric_has_a_short_plain_name(tmp_path: Path, name: str) -> None:
         run_script(path, script_config(tmp_path / "out"))
 
 
+def test_a_model_that_does_not_fit_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    """Its weights have half of the free memory, and are not written to: gradients come on top."""
+    huge = (
+        "def model():\n    import psutil\n    free = psutil.virtual_memory().available\n"
+        "    return nn.ParameterList([torch.empty(free // 8)])\n"
+    )
+    path = write_script(tmp_path / "train.py", ("def model():", huge + "\ndef unused():"))
+    message = r"{}: [\d,]+ trainable parameters need .* are free; train fewer"
+    with pytest.raises(DoesNotFitError, match=message.format("cpu")):
+        run_script(path, script_config(tmp_path / "out"))
+    with pytest.raises(InputError, match=message.format("coordinator")):
+        run_for_start(read_script(path), 0, PATIENCE)
+
+
 def test_a_nan_halts_the_run_and_names_the_tensor(tmp_path: Path) -> None:
     change = ("[:, 0], y, red", "[:, 0] / (x[:, 0] < 1.5), y, red")
     path = write_script(tmp_path / "train.py", change)
@@ -259,16 +304,29 @@ def test_another_script_than_the_start_named_is_refused(script: Path) -> None:
         read_script(script, digest)
 
 
-def test_a_script_that_hangs_ends_the_process_in_one_line(tmp_path: Path) -> None:
-    path = write_script(
-        tmp_path / "train.py", ("return F.mse", "while True: pass\n    return F.mse")
-    )
+@pytest.mark.parametrize(
+    ("hang", "line"),
+    [
+        ("while True: pass", "{}:17: loss: has not returned for 2 s"),
+        (
+            "import ctypes, signal\n"
+            "    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+            "    ctypes.CDLL(None).pause()",
+            "{}: loss: has not returned for 4 s",
+        ),
+    ],
+    ids=["in Python", "in C"],
+)
+def test_a_script_that_hangs_ends_the_process_in_one_line(
+    tmp_path: Path, hang: str, line: str
+) -> None:
+    path = write_script(tmp_path / "train.py", ("return F.mse", f"{hang}\n    return F.mse"))
     command = [sys.executable, "-m", "trainer.cli", "finetune", "--script", str(path)]
     command += ["-o", str(tmp_path / "out"), "--gpu-backend", "cpu", "--threads", "1"]
     command += ["--set", "exchange.join_deadline=2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 3, done.stderr
-    assert f"{path}:17: loss: has not returned for 2 s" in done.stderr
+    assert line.format(path) in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +20,11 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
+from trainer.config.exchange import ExchangeConfig
 from trainer.config.script import Script, read_script
+from trainer.planning.replica import check_script_fits
 from trainer.replica.script.start import ScriptFacts, build_script_layout, write_start
+from trainer.replica.torch.device import available_bytes
 from trainer.system.errors import (
     DoesNotFitError,
     InputError,
@@ -27,11 +33,15 @@ from trainer.system.errors import (
     first_line,
     is_out_of_memory,
 )
+from trainer.system.process.native_thread import exit_from_any_thread
 
 MODULE = "motley_script"
 """The name under which a script's module is found by its own classes."""
 _DIGESTED = 256
 """Samples of a data set that are compared between hosts, at even distances."""
+
+
+_TOO_LONG = ": has not returned for {:g} s; make it faster, or raise exchange.join_deadline"
 
 
 class ScriptFaultError(Exception):
@@ -42,7 +52,7 @@ class _TimeLimitError(BaseException):
     """A script's function did not return; not for its own `except Exception`."""
 
 
-class OpenedScript:
+class UserScript:
     """A script that has run, and the parts of a run that it makes.
 
     Args:
@@ -56,13 +66,16 @@ class OpenedScript:
 
     def __init__(self, script: Script, seed: int, limit: float) -> None:
         self._script, self._seed, self._limit = script, seed, limit
+        self._at_work, self._began = "", math.inf
+        threading.Thread(target=self._end_hung_process, daemon=True).start()
         self.functions: Any = ModuleType(MODULE)
         """The module, with what the script defines."""
         self.functions.__file__ = str(script.path)
         sys.modules[MODULE] = self.functions
         with self.report_faults("the script"):
             # Its operator's own command named it, by its digest; no config and no host can.
-            exec(compile(script.content, str(script.path), "exec"), vars(self.functions))  # noqa: S102
+            code = compile(script.content, str(script.path), "exec")
+            self._run_seeded(exec, code, vars(self.functions))
             for name in ("model", "dataset", "loss"):
                 if not callable(getattr(self.functions, name, None)):
                     raise ScriptFaultError(
@@ -74,7 +87,7 @@ class OpenedScript:
             if self.has_local_buffers and self.functions.buffers != "local":
                 raise ScriptFaultError("the only value of buffers is 'local'")
         with self.report_faults("model"):
-            self.model: nn.Module = self._call_seeded("model")
+            self.model: nn.Module = self._run_seeded(self.functions.model)
             if not isinstance(self.model, nn.Module):
                 kind = type(self.model).__name__
                 raise ScriptFaultError(f"returned no torch.nn.Module but {kind}")
@@ -97,10 +110,12 @@ class OpenedScript:
         """
         before = signal.signal(signal.SIGALRM, _raise_time_limit)
         left = signal.setitimer(signal.ITIMER_REAL, self._limit)
+        self._at_work, self._began = function, time.monotonic()
         try:
             try:
                 yield
             finally:
+                self._began = math.inf
                 signal.setitimer(signal.ITIMER_REAL, *left)
                 signal.signal(signal.SIGALRM, before)
         except TrainerError:
@@ -113,33 +128,39 @@ class OpenedScript:
                 lines.append(error.lineno)
             where = f"{path}:{lines[-1]}: {function}" if lines else f"{path}: {function}"
             if isinstance(error, _TimeLimitError):
-                raise UnreachableError(
-                    f"{where}: has not returned for {self._limit:g} s; make it faster, or raise"
-                    " exchange.join_deadline"
-                ) from None
+                raise UnreachableError(f"{where}{_TOO_LONG.format(self._limit)}") from None
             if is_out_of_memory(error):
-                raise DoesNotFitError(
-                    f"{where}: no memory for it ({first_line(error)}); lower"
-                    " training.micro_batch_size"
-                ) from None
+                makes = function in ("the script", "model", "dataset")
+                smaller = "make it smaller" if makes else "lower training.micro_batch_size"
+                message = f"{where}: no memory for it ({first_line(error)}); {smaller}"
+                raise DoesNotFitError(message) from None
             kind = "" if isinstance(error, ScriptFaultError) else f"{type(error).__name__}: "
             raise InputError(f"{where}: {kind}{first_line(error)}") from None
+
+    def _end_hung_process(self) -> None:
+        """End the process if a function hangs in C code, where Python handles no signal."""
+        longest = 2 * self._limit
+        while time.monotonic() < self._began + longest:
+            time.sleep(min(1.0, self._limit))
+        line = f"{self._script.path}: {self._at_work}{_TOO_LONG.format(longest)}\n"
+        sys.stderr.write(line)
+        exit_from_any_thread(UnreachableError.exit_code)
 
     def read_weights(self) -> np.ndarray:
         """Return the trainable weights, fp32 `[layout.size]`."""
         parts = [self.model.get_parameter(slot.name) for slot in self.layout.iter_tensors()]
         return torch.cat([part.detach().reshape(-1).cpu() for part in parts]).numpy()
 
-    def _call_seeded(self, function: str, *arguments: str) -> Any:
+    def _run_seeded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         random.seed(self._seed)
         np.random.seed(self._seed % 2**32)
         torch.manual_seed(self._seed)
-        return getattr(self.functions, function)(*arguments)
+        return function(*arguments)
 
     def _open_dataset(self, split: str, hasher: blake3) -> Sequence[Any]:
         """Return a data set, of which samples at even distances enter a digest."""
         with self.report_faults("dataset"):
-            made: Any = self._call_seeded("dataset", split)
+            made: Any = self._run_seeded(self.functions.dataset, split)
             values: Any = () if made is None and split == "validation" else made
             if not {"__len__", "__getitem__"} <= {*dir(values)}:
                 raise ScriptFaultError(
@@ -162,7 +183,7 @@ def _split_tensors(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], str]:
     """Return the shapes of trainable parameters, and a digest of all other tensors."""
     trained: dict[str, tuple[int, ...]] = {}
     frozen = blake3()
-    for name, parameter in model.named_parameters():
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if not parameter.requires_grad:
             update_digest(frozen, [name, parameter.data])
         elif parameter.dtype != torch.float32 or not parameter.numel():
@@ -175,8 +196,6 @@ def _split_tensors(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], str]:
             trained[name] = tuple(parameter.shape)
     if not trained:
         raise ScriptFaultError("has no parameter that requires a gradient")
-    for name, buffer in model.named_buffers():
-        update_digest(frozen, [name, buffer])
     return trained, frozen.hexdigest()
 
 
@@ -193,10 +212,8 @@ def update_digest(hasher: blake3, value: Any) -> None:
             hasher.update(flat.view(torch.uint8).numpy().tobytes())
         case np.ndarray() if not value.dtype.hasobject:
             hasher.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-        case bytes():
-            hasher.update(len(value).to_bytes(8, "little") + value)
-        case None | str() | int() | float() | complex() | np.generic():
-            update_digest(hasher, repr(value).encode())
+        case None | str() | bytes() | int() | float() | complex() | np.generic():
+            hasher.update(f"{len(text := repr(value))} {text}".encode())
         case list() | tuple():
             hasher.update(len(value).to_bytes(8, "little"))
             for part in value:
@@ -216,8 +233,10 @@ def update_digest(hasher: blake3, value: Any) -> None:
 if __name__ == "__main__":  # the child of `run_for_start`
     path, digest, seed, limit, folder = sys.argv[1:]
     try:
-        opened = OpenedScript(read_script(Path(path), digest), int(seed), float(limit))
+        made = UserScript(read_script(Path(path), digest), int(seed), float(limit))
+        free = available_bytes(torch.device("cpu"))
+        check_script_fits(made.layout, ExchangeConfig(), free, "coordinator")
     except TrainerError as error:
         sys.stderr.write(str(error))
         sys.exit(error.exit_code)
-    write_start(opened.facts, opened.layout, opened.read_weights(), Path(folder))
+    write_start(made.facts, made.layout, made.read_weights(), Path(folder))
