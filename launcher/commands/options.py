@@ -219,12 +219,10 @@ def config_order(
         raise ConfigError("give --preset or --config, not both")
     source = preset or (str(config) if config else None)
     flags = {"model.path": model, "data.train": data, "output": output}
-    request = order_of("coordinator", source, settings, flags)
-    if script is None:
-        return request
     from trainer.config.script import read_script
 
-    return replace(request, script=read_script(script))
+    request = order_of("coordinator", source, settings, flags)
+    return replace(request, script=read_script(script) if script else None)
 
 
 class Currency(click.ParamType[str]):

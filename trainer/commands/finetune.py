@@ -139,19 +139,19 @@ def finetune(
         fork_workers(lambda: preload.load_worker(flags["gpu_backend"], flags["strategy"]))
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
     _check_devices(gpus, role, flags["gpu_backend"], flags["strategy"])
-    script_path: Path | None = flags["script_path"]
-    if source is None and script_path is None and not (flags["model_dir"] and flags["data"]):
+    path, digest = flags["script_path"], flags["script_digest"]
+    script = read_script(path, digest) if path else None
+    if source is None and script is None and not (flags["model_dir"] and flags["data"]):
         raise InputError("give MODEL_DIR and --data FILE, --script FILE, or --config FILE|PRESET")
     given = overrides(flags, _SETTINGS, settings)
-    if script_path is not None and given.setdefault("task", SCRIPT) != SCRIPT:
+    if script is not None and given.setdefault("task", SCRIPT) != SCRIPT:
         raise InputError(f"--script: its loss is its task; leave out --task {given['task']}")
-    derives = source is None and script_path is None
+    derives = source is None and script is None
     config = run_config.load_config(source, provisional_task(given) | given if derives else given)
-    if script_path is None and config.task == SCRIPT:
+    if script is None and config.task == SCRIPT:
         raise InputError("task script: name the script with --script FILE; no config names one")
-    if script_path is None and flags["script_digest"]:
+    if script is None and digest:
         raise InputError("--script-digest: is of a --script FILE")
-    script = read_script(script_path, flags["script_digest"]) if script_path else None
     alone = role == "local" and environment is None
     if not alone and script is None:
         for path in filter(None, (config.data.train, config.data.validation)):

@@ -78,16 +78,13 @@ _WHOLE_MODEL = (
     "task dpo",
 )
 _OF_LANGUAGE_MODELS = (
+    *_WHOLE_MODEL,
     *("method lora", "num_classes", "class_names", "dpo.beta", "distillation"),
-    *("model.dtype", "model.quantization", "model.resident", "model.adapter"),
+    *("model.dtype", "model.quantization", "model.resident", "training.sample_every"),
     *("data.validation", "data.validation_fraction", "data.max_seq_len", "data.lost_text"),
-    *("data.date", "data.columns"),
+    *("data.date", "data.columns", "training.pack", "training.gradient_checkpointing"),
     *("lora.lora_rank", "lora.lora_alpha", "lora.target_modules", "lora.target_parameters"),
-    *("lora.layers_to_transform", "lora.freeze_a", "lora.use_rslora", "lora.use_dora"),
-    "lora.modules_to_save",
-    *("training.pack", "training.gradient_checkpointing", "training.label_smoothing"),
-    *("training.class_weights", "training.sample_prompts", "training.sample_every"),
-    "training.sample_tokens",
+    *("lora.use_rslora", "training.sample_tokens"),
 )
 """Settings of which a script has its own, or no use."""
 _ROUNDS = (

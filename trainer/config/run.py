@@ -171,12 +171,10 @@ class RunConfig(Section):
             raise ValueError(
                 "model.path and data.train: a script has its own model and data; leave them out"
             )
-        refused = explain_refusal(self, "script") if self.task == SCRIPT else None
-        if refused:
-            raise ValueError(refused)
+        for_script = explain_refusal(self, "script") if self.task == SCRIPT else None
         for_ring = explain_refusal(self, "ring") if self.exchange.is_ring else None
         for_parts = None if self.parallel.is_ddp_only else explain_refusal(self, "parallel")
-        if refused := for_ring or for_parts:
+        if refused := for_script or for_ring or for_parts:
             raise ValueError(refused)
         if self.model.adapter is not None and (self.method == "full" or self.lora.freeze_a):
             raise ValueError("model.adapter needs method lora, without lora.freeze_a")
@@ -359,11 +357,10 @@ class RunConfig(Section):
         Args:
             model_on_hub: `model.path` is a hub name, and is kept.
         """
+        none = (None, SCRIPT if self.task == SCRIPT else None)
 
         def anchor_section(part: Section, *names: str) -> Any:
-            given = {name: path for name in names if (path := getattr(part, name))}
-            if self.task == SCRIPT:
-                given = {name: path for name, path in given.items() if path != SCRIPT}
+            given = {name: path for name in names if (path := getattr(part, name)) not in none}
             paths = {name: anchor_path(path, folder) for name, path in given.items()}
             return part.model_copy(update=paths)
 

@@ -92,17 +92,26 @@ class RunInputs:
 
 
 def read_inputs(
-    config: RunConfig, run_id: str, tell: Callable[[str], None] | None = None
+    config: RunConfig,
+    run_id: str,
+    tell: Callable[[str], None] | None = None,
+    script: Script | None = None,
+    *,
+    computes: bool = True,
 ) -> RunInputs:
     """Read what members of a run must have in common, before torch is imported.
 
     Args:
         tell: receives lines on the data, and on settings that data or model change.
+        script: has model and data; it runs in a child unless this process `computes`.
 
     Raises:
-        InputError: model or data cannot be used.
+        InputError: model or data, or the script, cannot be used.
         RefusedError: a teacher's logits are about another tokenizer than the model's.
+        UnreachableError: the script does not return.
     """
+    if script is not None:
+        return _read_script_inputs(config, run_id, script, computes=computes)
     model_dir = resolve_model(config.model.path)
     if config.distillation is None:
         config = with_names(config, read_class_names(read_config(model_dir)))
@@ -173,15 +182,9 @@ def read_inputs(
     return inputs
 
 
-def read_script_inputs(
+def _read_script_inputs(
     config: RunConfig, run_id: str, script: Script, *, computes: bool
 ) -> RunInputs:
-    """Run a script, in a child unless this process computes, and read what members have in common.
-
-    Raises:
-        InputError: the script cannot be used.
-        UnreachableError: it does not return.
-    """
     terms, openers = (script, config.training.seed, config.exchange.join_deadline), None
     if computes:
         with speed_up_imports("torch"):

@@ -26,7 +26,7 @@ from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build
 from trainer.run.composition.record import Guards, refuse_lost_checkpoints
 from trainer.run.distributed.environment import quieten_torch
-from trainer.run.inputs import RunInputs, read_inputs, read_script_inputs
+from trainer.run.inputs import RunInputs, read_inputs
 from trainer.system.backends import RequestedBackend
 from trainer.system.errors import RESTARTED, BudgetStopError, InputError, TrainerError
 from trainer.system.process.imports import speed_up_imports
@@ -114,7 +114,8 @@ def run_local(
 
     _check_output(config)
     with guard_run(config, run_id, notify) as guards:
-        inputs = _read_inputs(config, run_id, notes, guards, place.script, computes=True)
+        inputs = read_inputs(config, run_id, log.info, place.script)
+        _record_inputs(inputs, notes, guards)
         choice = open_replica(inputs, place, coordinates=True)
         coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), guards)
         request = build.make_request(inputs, choice, 0)
@@ -156,7 +157,8 @@ def run_coordinator(
         closing(bind_address(address, folder)) as bound,
     ):
         with ReadingListener(bound, run_id):
-            inputs = _read_inputs(config, run_id, notes, guards, place.script)
+            inputs = read_inputs(config, run_id, log.info, place.script, computes=False)
+            _record_inputs(inputs, notes, guards)
             coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
         config = inputs.config
         del inputs  # a coordinator counts samples and keeps none
@@ -199,10 +201,9 @@ def run_distributed(
             from trainer.run.distributed.meeting import Rendezvous
             from trainer.run.distributed.run import run_rank
         with Rendezvous(environment, config.exchange.join_deadline) as meeting:
+            inputs = read_inputs(config, run_id, None if guards is None else log.info)
             if guards is not None:
-                inputs = _read_inputs(config, run_id, notes, guards)
-            else:
-                inputs = read_inputs(config, run_id)
+                _record_inputs(inputs, notes, guards)
             check_shards(inputs.model_dir, inputs.config)
             config.parallel.pipeline.check_layers(inputs.layout.num_layers)
         stop = StopRequest()
@@ -234,10 +235,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
         tls.require_run(folder, run_id)
     opens = _prepare_opener(place)  # before a thread is started: a group forks
     with ReadingReporter(address, run_id, place.rank, folder):
-        if place.script:
-            inputs = read_script_inputs(config, run_id, place.script, computes=True)
-        else:
-            inputs = read_inputs(config, run_id)
+        inputs = read_inputs(config, run_id, script=place.script)
     choice = opens(inputs)
 
     def connect() -> WorkerClient:
@@ -295,24 +293,11 @@ def guard_run(
             watch.close(ended=ended)
 
 
-def _read_inputs(
-    config: RunConfig,
-    run_id: str,
-    notes: Sequence[str],
-    guards: Guards,
-    script: Script | None = None,
-    *,
-    computes: bool = False,
-) -> RunInputs:
-    if script:
-        inputs = read_script_inputs(config, run_id, script, computes=computes)
-    else:
-        inputs = read_inputs(config, run_id, log.info)
+def _record_inputs(inputs: RunInputs, notes: Sequence[str], guards: Guards) -> None:
     if guards.budget is not None:
         guards.budget.set_total_steps(inputs.plan.total_steps)
     for line in notes:
         log.info("%s", line)
-    return inputs
 
 
 def _prepare_opener(place: Placement) -> Callable[[RunInputs], ReplicaChoice]:

@@ -31,7 +31,7 @@ from trainer.config.script import read_script
 from trainer.replica.script.checks import read_random_state
 from trainer.replica.script.start import run_for_start
 from trainer.replica.script.user_script import UserScript, update_digest
-from trainer.run.inputs import read_script_inputs
+from trainer.run.inputs import read_inputs
 from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 from trainer.tracking.metrics import read_metrics
 
@@ -106,9 +106,8 @@ def test_a_budget_stops_the_run_of_a_script_and_a_higher_one_goes_on(
 
 def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> None:
     """Its layout, weights and digests are those of a process that computes."""
-    inputs = read_script_inputs(
-        script_config(script.parent / "out"), "run", read_script(script), computes=True
-    )
+    config = script_config(script.parent / "out")
+    inputs = read_inputs(config, "run", script=read_script(script))
     facts, layout, weights = run_for_start(read_script(script), 0, PATIENCE)
     assert layout == inputs.layout
     assert inputs.first is not None
@@ -117,10 +116,10 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
     asked = (
         "import sys\nfrom pathlib import Path\nfrom trainer.config.run import load_config\n"
         "from trainer.config.script import read_script\n"
-        "from trainer.run.inputs import read_script_inputs\n"
+        "from trainer.run.inputs import read_inputs\n"
         f"script = read_script(Path({str(script)!r}))\n"
         "config = load_config(None, {'task': 'script'})\n"
-        "found = read_script_inputs(config, 'run', script, computes=False)\n"
+        "found = read_inputs(config, 'run', script=script, computes=False)\n"
         "assert 'torch' not in sys.modules\nprint(found.job.model, found.job.data)"
     )
     done = subprocess.run(
