@@ -214,6 +214,7 @@ def _print_plan(
             render.print_line(line)
         table = planning.plan_table(request, found, chosen.option, render.terminal_width())
         render.make_console().print(table)
+        render.say_result(planning.describe_streams(found))
         render.say_result(planning.describe_choice(request, chosen, again))
     if chosen.option is None:
         raise PreflightError("no strategy fits these devices")

@@ -16,6 +16,7 @@ from trainer.planning.devices import GIB, count_text, format_gib
 from trainer.planning.exchange_choice import ChosenExchange
 from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption
 from trainer.planning.strategy import Strategy
+from trainer.planning.streaming import WorkerPlan
 
 _COLUMNS = (
     Column("STRATEGY"),
@@ -62,6 +63,13 @@ def plan_table(
     """Return a line for each strategy; the one that is picked is marked."""
     rows = [_option_row(request, option, option is picked) for option in options]
     return make_table(_COLUMNS, rows, width)
+
+
+def describe_streams(options: Sequence[StrategyOption]) -> list[str]:
+    """Return where and how fast options read layers at each use, by their devices."""
+    return [
+        f"{option.title}: {worker.describe()}" for option in options for worker in option.workers
+    ]
 
 
 def describe_choice(request: Request, pick: Pick, again: Mapping[str, str]) -> list[str]:
@@ -159,7 +167,7 @@ def _option_row(request: Request, option: StrategyOption, picked: bool) -> list[
         "<-" if picked else "",
         *parts,
         format_gib(option.memory.total),
-        "yes" if option.fits else "no",
+        "yes" if option.fits else "not yet" if option.has_memory else "no",
         option.training.recompute,
         *seconds,
         hours,
@@ -249,7 +257,32 @@ def _option_tree(option: StrategyOption) -> dict[str, Any]:
             "bubble": time.bubble.value,
         },
         "exchange": None if time is None or time.choice is None else _choice_tree(time.choice),
+        "workers": [_worker_tree(worker) for worker in option.workers],
         "cost": None if option.cost is None else asdict(option.cost),
+    }
+
+
+def _worker_tree(worker: WorkerPlan) -> dict[str, Any]:
+    reading = worker.reading
+    return {
+        "device": worker.pool.device.name,
+        "count": worker.pool.count,
+        "layers": worker.layers,
+        "resident": worker.layers if worker.training.resident is None else worker.training.resident,
+        "total": worker.memory.total,
+        "room": worker.room,
+        "refused": worker.refused or None,
+        "tokens_per_second": worker.rate,
+        "reading": None
+        if reading is None
+        else {
+            "source": reading.source.name.removeprefix("the "),
+            "bytes_per_second": reading.source.rate,
+            "assumed": reading.source.is_assumed,
+            "tokens": reading.tokens,
+            "hidden_from": reading.hidden_from,
+            "speed": reading.speed,
+        },
     }
 
 

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from launcher.runs.teaching import DistillationPlan, DistillationRequest
 from launcher.views.tables import Column, make_table
-from trainer.planning.devices import count_text, format_gib, size_text
+from trainer.planning.devices import DISK_RATE, count_text, format_gib, size_text
 from trainer.planning.logits_size import StoredScores
-from trainer.planning.teachers import DISK_RATE, WINDOW, TeacherOption
+from trainer.planning.teachers import WINDOW, TeacherOption
 
 _COLUMNS = (
     Column("ENGINE"),

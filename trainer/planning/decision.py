@@ -13,6 +13,7 @@ from trainer.planning.devices import format_gib
 from trainer.planning.exchange_choice import LEAST_ROUNDS
 from trainer.planning.exchange_choice import MOST_EXPOSED as MOST_ADDED
 from trainer.planning.strategies import Request, StrategyOption
+from trainer.system.backends import BACKENDS
 
 MOST_EXPOSED = 0.2
 """Share of a step that communication may add before another strategy is better."""
@@ -81,14 +82,7 @@ def pick_strategy(request: Request, options: Sequence[StrategyOption]) -> Pick:
     family = facts.options_of_leaf(leaf)
     chosen = family[0] if family and family[0].fits else None
     if chosen is None:
-        least = min(options, key=lambda option: option.memory.total)
-        return Pick(
-            None,
-            f"Nothing fits: {reason}.",
-            f"{least.title} needs least, {format_gib(least.memory.total)} of"
-            f" {format_gib(least.room)} GiB: take more devices, method qlora, or a smaller"
-            " --length.",
-        )
+        return Pick(None, f"Nothing fits: {reason}.", _suggest_remedy(options))
     rest = sorted(
         (option for option in options if option.fits and not leaf.has(option)),
         key=lambda option: option.seconds,
@@ -100,6 +94,24 @@ def pick_strategy(request: Request, options: Sequence[StrategyOption]) -> Pick:
     runner_up = f"The runner-up is {second.title}: {_compare_options(second, chosen)}."
     like = next((one for one in rest if one.alternative == chosen.alternative), second)
     return Pick(chosen, sentence, runner_up, reason, like)
+
+
+def _suggest_remedy(options: Sequence[StrategyOption]) -> str:
+    """Return what would fit where nothing does."""
+    if able := [option for option in options if option.has_memory and option.refused]:
+        one = min(able, key=lambda option: option.seconds)
+        need = f"{format_gib(one.memory.total)} of {format_gib(one.room)} GiB"
+        streams = " and ".join(name for name, facts in BACKENDS.items() if facts.streams_frozen)
+        return (
+            f"{one.title} would need {need}: take devices that hold all layers; in this version"
+            f" only {streams} reads them at each use, of dense models."
+        )
+    least = min(options, key=lambda option: option.memory.total / option.room)
+    ways = ["a device with more memory", "a smaller --length"]
+    if least.training.method == "full":
+        ways.insert(1, "method lora or qlora")
+    need = f"{format_gib(least.memory.total)} of {format_gib(least.room)} GiB"
+    return f"{least.title} needs least, {need}: take {', or '.join(ways)}."
 
 
 def _compare_options(second: StrategyOption, chosen: StrategyOption) -> str:
@@ -137,6 +149,8 @@ def _make_fit_question(leaf: Leaf) -> Callable[[Facts], Verdict]:
         best = family[0]
         if not best.fits:
             best = min(family, key=lambda option: option.memory.total)
+            if best.has_memory:
+                return False, f"{best.title}: {best.refused}"
         verb = "needs" if best.fits else "needs even at least"
         return best.fits, (
             f"{best.title} {verb} {format_gib(best.memory.total)} of a device's usable"
@@ -207,7 +221,7 @@ def _as_fast(leaf: Leaf, others: Leaf) -> Callable[[Facts], Verdict]:
 
 
 def _is_plain(option: StrategyOption) -> bool:
-    return option.strategy.tensor == option.strategy.stages == 1
+    return option.strategy.tensor == option.strategy.stages == 1 and not option.workers
 
 
 def _matches_data(data: str) -> Callable[[StrategyOption], bool]:
@@ -216,7 +230,11 @@ def _matches_data(data: str) -> Callable[[StrategyOption], bool]:
     )
 
 
-ONE = Leaf("one", "one device", lambda found: found.strategy.world == 1 and not found.alternative)
+ONE = Leaf(
+    "one",
+    "one device",
+    lambda found: found.strategy.world == 1 and not (found.alternative or found.workers),
+)
 MOTLEY = Leaf("motley", "Motley's exchange", _matches_data("motley"))
 DDP = Leaf("ddp", "DDP", _matches_data("ddp"))
 DILOCO = Leaf("diloco", "DiLoCo", _matches_data("diloco"))
@@ -231,13 +249,27 @@ SPLIT = Leaf(
     "split",
     "the fastest of FSDP2, TP and PP",
     lambda found: (
-        not (found.alternative or DDP.has(found)) and found.strategy.data in ("ddp", "fsdp")
+        not (found.alternative or found.workers or DDP.has(found))
+        and found.strategy.data in ("ddp", "fsdp")
     ),
 )
-QLORA = Leaf("qlora", "QLoRA: a base in NF4", lambda found: found.alternative)
+QLORA = Leaf("qlora", "QLoRA: a base in NF4", lambda found: found.alternative and not found.workers)
+STREAMED = Leaf("streamed", "layers read at each use", lambda found: bool(found.workers))
 NOTHING = Leaf("nothing", "more devices, or shorter rows", lambda _: False)
 
-_NF4 = Rule("nf4_fits", "Does a base in NF4 fit?", _make_fit_question(QLORA), QLORA, NOTHING)
+_NF4 = Rule(
+    "nf4_fits",
+    "Does a base in NF4 fit?",
+    _make_fit_question(QLORA),
+    QLORA,
+    Rule(
+        "two_layers_fit",
+        "Do two layers and a row fit, the others read at each use?",
+        _make_fit_question(STREAMED),
+        STREAMED,
+        NOTHING,
+    ),
+)
 _LAYERS = Rule(
     "tensor_fits",
     "Do layers fit that a host's devices share?",

@@ -11,6 +11,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from trainer.system.backends import Backend
 from trainer.system.errors import InputError
 
 
@@ -37,6 +38,11 @@ class DeviceModel:
     def is_processor(self) -> bool:
         """Whether it is a host's processor."""
         return self.name.startswith("CPU")
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that computes on it."""
+        return "cpu" if self.is_processor else "cuda" if self.computes_cuda else "wgpu"
 
     @property
     def computes_cuda(self) -> bool:

@@ -33,6 +33,8 @@ def count_text(count: float) -> str:
 
 PCIE = 25e9
 """Bytes a second over PCIe 4.0 x16, of 31.5 in theory."""
+DISK_RATE = 1e9
+"""Bytes a second of weights that are read from their file again. A guess until it is measured."""
 MOST_DEVICES = 65_536
 """Of a cluster that is planned; a rank is a number of 16 bits."""
 CORE_FLOPS = 64e9

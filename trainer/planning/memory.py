@@ -8,14 +8,12 @@ from dataclasses import dataclass, fields, replace
 
 from trainer.planning import activations
 from trainer.planning.shapes import ModelShape
+from trainer.planning.stored_layers import NF4_BYTES, NF4_SCALES, passing_layers, plain_experts
 from trainer.planning.strategy import ElementSizes, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
 LOGIT_ELEMENTS = 1 << 25
 """Logits held at once: 128 MiB in fp32. All of 8 x 2048 tokens of a Qwen3 would be 10 GB."""
-NF4_SCALES = 4 / 64
-NF4_BYTES = 0.5 + NF4_SCALES
-"""An element in NF4: half a byte, and a fp32 absmax to each block of 64 (arXiv 2305.14314)."""
 
 ZERO = "Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1"
 FSDP = "Zhao et al., arXiv 2304.11277: gathered units, one ahead"
@@ -89,14 +87,15 @@ def stage_holdings(
     """Return what tensor and pipeline parallelism leave to a device of a stage."""
     stages, tensor = strategy.stages, strategy.tensor
     share = math.ceil(shape.layers / stages) / shape.layers
-    linears = shape.linear_parameters() - shape.expert_parameters
+    experts = plain_experts(shape, training)
+    linears = shape.linear_parameters() - experts
     if stages == 1:
         rest = shape.parameters - linears - shape.small_parameters
         if training.classes is not None and not shape.tied and shape.counted is None:
             rest -= shape.table_parameters  # a classifier needs no output matrix
         rest = rest / tensor + shape.small_parameters
     else:
-        rest = (shape.table_parameters + shape.expert_parameters * share) / tensor
+        rest = (shape.table_parameters + experts * share) / tensor
         rest += shape.small_parameters * share
         rest += shape.positions * shape.hidden if stage == 0 else 0
     new = (training.classes or 0) * shape.hidden if stage == stages - 1 else 0
@@ -114,6 +113,7 @@ def stage_holdings(
         still = (both - adapter_parameters(shape, training, tensor)) * share
     if training.resident is not None:
         linears *= training.resident / shape.layers
+        rest -= experts * (1 - training.resident / shape.layers)
         has_head = shape.tied and training.classes is None
         if not has_head and "embed_tokens" not in training.whole:
             rest -= shape.table_parameters  # its rows are read, too
@@ -377,6 +377,7 @@ def _buffer_terms(
         layers = math.ceil(shape.layers / strategy.stages)
         yield activations.of_frozen_linears(training, kept.linears, layers)
     yield from activations.of_adapted_experts(shape, training, strategy)
+    yield from passing_layers(shape, training)
     gathers = strategy.data == "fsdp" and strategy.replicas > 1
     if training.method == "qlora":
         yield term(

@@ -7,8 +7,6 @@ loads the model.
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,7 +17,7 @@ from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.devices import format_gib, size_text
-from trainer.planning.memory import NF4_BYTES, plan_memory_by_part
+from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
 from trainer.system.errors import DoesNotFitError, InputError
@@ -31,7 +29,6 @@ HEAP = 1.6
 for hidden 320, 1.13 for 135M weights; `benchmarks/memory.py --roomy`)."""
 BUSY_TOKENS = 4096
 """A micro-batch of this many tokens keeps a GPU busy."""
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 USABLE = 0.9
 """Share of free memory that a plan may fill; the rest is fragmentation and libraries' own use."""
 
@@ -130,9 +127,6 @@ def plan_memory(
     if resident is None and isinstance(asked, int) and asked < model.layers:
         resident = asked
     training = replace(training, resident=resident)
-    passing = 0
-    if resident is not None:  # two layers as they are stored, and a linear in another format
-        passing = 2 * _layer_bytes(headers, config) + 4 * model.widest_linear
     if config.method != "full":
         training = replace(training, adapters=layout.size)
     if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
@@ -156,7 +150,7 @@ def plan_memory(
         trainable=trained,
         gradients=0 if evaluates else size["gradients"],
         state=0 if evaluates else state,
-        workspace=size["logits"] + size["buffers"] + scaled + reference + passing,
+        workspace=size["logits"] + size["buffers"] + scaled + reference,
         per_token=math.ceil(size["activations"] / training.tokens),
         sample_tokens=config.data.max_seq_len * config.rows_per_sample,
         recompute=recompute,
@@ -342,17 +336,6 @@ def _beside_state(exchange: ExchangeConfig, *, coordinates: bool) -> float:
     if not coordinates or kind.is_exact:
         return residual
     return kind.element_bytes + 2 * residual
-
-
-def _layer_bytes(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:
-    """Return the bytes of the largest layer's matrices as they are read."""
-    nf4 = config.model.quantization == "nf4"
-    sizes = Counter[str]()
-    for name, header in headers.items():
-        if (layer := _LAYER.search(name)) and len(header.shape) == 2:
-            stored = header.end - header.begin
-            sizes[layer[1]] += int(NF4_BYTES * math.prod(header.shape)) if nf4 else stored
-    return max(sizes.values(), default=0)
 
 
 def _count_elements(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:

@@ -223,6 +223,7 @@ NAMED: dict[str, ModelShape] = {
         llama_shape("33b", 60, 6656, 52, 52, 17_920, 32_000),
         llama_shape("65b", 80, 8192, 64, 64, 22_016, 32_000),
         llama_shape("70b", 80, 8192, 64, 8, 28_672, 32_000),
+        llama_shape("llama-3.3-70b", 80, 8192, 64, 8, 28_672, 128_256),
         llama_shape("405b", 126, 16_384, 128, 8, 53_248, 128_256),
         replace(llama_shape("albor-350m", 24, 1024, 16, 4, 4096, 32_768), tied=True),
         qwen3("qwen3-0.6b", 28, 1024, 16, 3072, tied=True),
@@ -230,6 +231,7 @@ NAMED: dict[str, ModelShape] = {
         qwen3("qwen3-4b", 36, 2560, 32, 9728, tied=True),
         qwen3("qwen3-8b", 36, 4096, 32, 12_288),
         qwen3("qwen3-14b", 40, 5120, 40, 17_408),
+        qwen3("qwen3-32b", 64, 5120, 64, 25_600),
         replace(
             qwen3("qwen3-30b-a3b", 48, 2048, 32, 768),
             kv_heads=4,

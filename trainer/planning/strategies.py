@@ -8,6 +8,7 @@ from typing import Literal
 
 from trainer.config.training import Precision
 from trainer.planning.cost import NO_PRICES, Cost, Prices, plan_cost
+from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import ClusterShape
 from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.replica import USABLE
@@ -16,17 +17,19 @@ from trainer.planning.strategy import (
     AUTOCAST,
     FP32,
     SCHEDULES,
-    ElementSizes,
     Method,
     Recompute,
     Strategy,
     TrainingSetup,
 )
+from trainer.planning.streaming import WorkerPlan, plan_worker, total_rate
 from trainer.planning.time import EFFICIENCY, StepTime, plan_time
 
 ROWS_EACH = 8
 """Rows of a step for each device, so that every combination has the same step."""
 _WITH_QLORA = ("ddp", "fsdp", "motley")
+_STREAMED = ("ddp", "motley")
+"""What one process, or a coordinator and workers of whole models, may be."""
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
@@ -55,11 +58,12 @@ class Request:
     efficiency: float = EFFICIENCY
 
     @property
-    def computes_in(self) -> tuple[ElementSizes, bool]:
-        """The format of products, and whether a processor computes them."""
-        on_host = self.cluster.smallest.device.name.startswith("CPU")
-        narrow = not on_host if self.precision == "auto" else self.precision != "fp32"
-        return AUTOCAST if narrow else FP32, on_host
+    def tried(self) -> tuple[Recompute, ...]:
+        """The ways to recompute activations that are tried."""
+        if self.recompute is not None:
+            return ("full" if self.recompute else "none",)
+        # Fused attention keeps no scores.
+        return tuple(way for way in _RECOMPUTE if way != "selective" or not self.shape.gated)
 
     @property
     def rows(self) -> int:
@@ -80,11 +84,23 @@ class StrategyOption:
     cost: Cost | None
     alternative: bool = False
     """Its method is not the one that is asked for."""
+    workers: tuple[WorkerPlan, ...] = ()
+    """Those of each kind of device, where some read layers of the base at each use; else none."""
 
     @property
     def fits(self) -> bool:
+        """Whether the device that needs most has the memory, and each that must can read layers."""
+        return self.has_memory and not self.refused
+
+    @property
+    def has_memory(self) -> bool:
         """Whether the device that needs most has the memory."""
         return self.memory.total <= self.room
+
+    @property
+    def refused(self) -> str:
+        """Why a device that must read layers at each use cannot; empty if none must, or all can."""
+        return next((f"{w.pool.title}: {w.refused}" for w in self.workers if w.refused), "")
 
     @property
     def title(self) -> str:
@@ -93,12 +109,14 @@ class StrategyOption:
         how = ""
         if choice is not None:
             how = f" H{choice.every}" if self.strategy.data == "diloco" else f" {choice.codec}"
-        return self.strategy.title + how + (" QLoRA" if self.alternative else "")
+        other = " QLoRA" if self.alternative else ""
+        return self.strategy.title + how + other + (" streamed" if self.workers else "")
 
     @property
     def key(self) -> str:
         """Its name on a command line."""
-        return self.strategy.key + ("-qlora" if self.alternative else "")
+        other = "-qlora" if self.alternative else ""
+        return self.strategy.key + other + ("-streamed" if self.workers else "")
 
     @property
     def seconds(self) -> float:
@@ -108,17 +126,55 @@ class StrategyOption:
 
 def list_options(request: Request) -> list[StrategyOption]:
     """Return every combination worth a line."""
-    found = [
-        plan_option(request, strategy, request.method) for strategy in list_combinations(request)
-    ]
+    strategies = list_combinations(request)
+    found = [_plan_whole(request, strategy, request.method) for strategy in strategies]
     if request.method != "qlora":
-        for strategy in list_combinations(request):
+        for strategy in strategies:
             if strategy.stages == strategy.tensor == 1 and strategy.data in _WITH_QLORA:
-                found.append(replace(plan_option(request, strategy, "qlora"), alternative=True))
+                found.append(replace(_plan_whole(request, strategy, "qlora"), alternative=True))
+    for whole in list(found):
+        method = whole.training.method
+        if not whole.fits and (streamed := _plan_streamed(request, whole.strategy, method)):
+            found.append(replace(streamed, alternative=whole.alternative))
     return found
 
 
 def plan_option(request: Request, strategy: Strategy, method: Method) -> StrategyOption:
+    """Return a combination with all layers in memory; if only then it fits, with some streamed."""
+    whole = _plan_whole(request, strategy, method)
+    streamed = None if whole.fits else _plan_streamed(request, strategy, method)
+    return streamed if streamed and streamed.fits else whole
+
+
+def _plan_streamed(request: Request, strategy: Strategy, method: Method) -> StrategyOption | None:
+    """Return a combination whose workers read layers that do not fit at each use.
+
+    None: its engine keeps all, or every layer trains.
+    """
+    alone = strategy.world == 1 or strategy.data == "motley"
+    if method == "full" or not alone or strategy.data not in _STREAMED:
+        return None
+    workers = tuple(
+        plan_worker(
+            request.shape,
+            pool,
+            [
+                _make_training(request, strategy, method, rows, recompute, pool.device)
+                for rows in (1, 2, 4, 8)
+                for recompute in request.tried
+            ],
+            strategy,
+            request.efficiency,
+        )
+        for pool in request.cluster.groups
+    )
+    tightest = max(workers, key=lambda one: one.memory.total / one.room)
+    spread = replace(strategy, microbatches=ROWS_EACH // tightest.training.rows)
+    option = _make_option(request, spread, tightest.training, workers)
+    return replace(option, memory=tightest.memory, room=tightest.room, workers=workers)
+
+
+def _plan_whole(request: Request, strategy: Strategy, method: Method) -> StrategyOption:
     """Return a combination with the micro-batch and recomputation that fit and take least time.
 
     Without any that fits it is the one that needs least memory.
@@ -131,35 +187,54 @@ def plan_option(request: Request, strategy: Strategy, method: Method) -> Strateg
 
 
 def _try_settings(request: Request, strategy: Strategy, method: Method) -> Iterator[StrategyOption]:
-    precision, on_host = request.computes_in
-    tried = _RECOMPUTE if request.recompute is None else ("full" if request.recompute else "none",)
     each = max(1, request.rows // strategy.replicas)
     rows = 1
     while rows <= max(1, each // max(1, strategy.stages)) and rows <= 32:
         if each % rows == 0:
             spread = replace(strategy, microbatches=each // rows)
-            for recompute in tried:
-                if recompute == "selective" and request.shape.gated:
-                    continue  # fused attention keeps no scores
-                training = TrainingSetup(
-                    method=method,
-                    rank=request.rank,
-                    frozen_a=request.frozen_a,
-                    adapted_layers=request.adapted_layers,
-                    whole=request.whole,
-                    compared=request.compared,
-                    length=request.length,
-                    rows=rows,
-                    recompute=recompute,
-                    precision=precision,
-                    on_host=on_host,
-                    coordinates=on_host and strategy.world == 1,
+            for recompute in request.tried:
+                smallest = request.cluster.smallest.device
+                yield _make_option(
+                    request,
+                    spread,
+                    _make_training(request, strategy, method, rows, recompute, smallest),
                 )
-                yield _make_option(request, spread, training)
         rows *= 2
 
 
-def _make_option(request: Request, strategy: Strategy, training: TrainingSetup) -> StrategyOption:
+def _make_training(
+    request: Request,
+    strategy: Strategy,
+    method: Method,
+    rows: int,
+    recompute: Recompute,
+    device: DeviceModel,
+) -> TrainingSetup:
+    """Return the settings of a worker on a device."""
+    on_host = device.is_processor
+    narrow = not on_host if request.precision == "auto" else request.precision != "fp32"
+    return TrainingSetup(
+        method=method,
+        rank=request.rank,
+        frozen_a=request.frozen_a,
+        adapted_layers=request.adapted_layers,
+        whole=request.whole,
+        compared=request.compared,
+        length=request.length,
+        rows=rows,
+        recompute=recompute,
+        precision=AUTOCAST if narrow else FP32,
+        on_host=on_host,
+        coordinates=on_host and strategy.world == 1,
+    )
+
+
+def _make_option(
+    request: Request,
+    strategy: Strategy,
+    training: TrainingSetup,
+    workers: Sequence[WorkerPlan] = (),
+) -> StrategyOption:
     memory = plan_memory_by_part(request.shape, training, strategy)
     time = plan_time(
         request.shape,
@@ -168,6 +243,7 @@ def _make_option(request: Request, strategy: Strategy, training: TrainingSetup) 
         request.cluster,
         total_tokens=request.tokens,
         efficiency=request.efficiency,
+        rate=total_rate(workers),
     )
     cost = None
     if time is not None:

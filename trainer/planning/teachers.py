@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from trainer.config.teacher_engines import TEACHER_ENGINES, EngineFacts
 from trainer.planning.device_models import DeviceModel
+from trainer.planning.devices import DISK_RATE
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.replica import USABLE
 from trainer.planning.shapes import ModelShape
@@ -31,8 +32,6 @@ class ForwardSize(NamedTuple):
     length: int
 
 
-DISK_RATE = 1e9
-"""Bytes a second of weights that are read from their file again. A guess until it is measured."""
 _SCORES = 6
 """Tensors of a number for each head and pair of tokens, where attention is not fused: measured 3
 (gpt-oss) to 5.5 (Gemma 2)."""

@@ -18,8 +18,9 @@ from trainer.planning.exchange_choice import (
     first_within,
     rounds_of,
 )
-from trainer.planning.memory import NF4_BYTES, adapter_parameters, trained_parameters
+from trainer.planning.memory import adapter_parameters, trained_parameters
 from trainer.planning.shapes import ModelShape
+from trainer.planning.stored_layers import NF4_BYTES
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
@@ -31,6 +32,7 @@ RING_BASE, INSIDE_HOP, BETWEEN_HOP = 6.6e-6, 3.4e-6, 14e-6
 
 NARAYANAN = "Narayanan et al., arXiv 2104.04473, section 3 and appendix"
 RINGS = "Thakur et al., 2005; NCCL's tuning.cc for the latencies"
+STREAMING = "Motley: trainer/planning/streaming.py"
 ZERO = "Rajbhandari et al., arXiv 1910.02054, section 7"
 
 
@@ -70,7 +72,8 @@ def flops_per_token(shape: ModelShape, training: TrainingSetup) -> Term:
     reference = 1 if training.compared else 0
     scored = (3 if training.recompute == "none" else 4) + reference
     passes = (3 if training.method == "full" else 2) + reference
-    new = adapter_parameters(shape, training) if training.method != "full" else 0
+    passed = replace(shape, experts=shape.active_experts)
+    new = adapter_parameters(passed, training) if training.method != "full" else 0
     head = shape.table_parameters if training.classes is None else 0
     return term(
         "operations a token",
@@ -153,6 +156,7 @@ def plan_time(
     *,
     total_tokens: float,
     efficiency: float = EFFICIENCY,
+    rate: float | None = None,
 ) -> StepTime | None:
     """Return the time of a step; None where a device's speed is unknown.
 
@@ -160,16 +164,14 @@ def plan_time(
 
     Args:
         total_tokens: of the run; of its steps, rounds may take a twentieth each.
+        rate: tokens a second of all devices, where they read layers at each use; None: their peak.
     """
     speeds = [
-        speed_of(group.device, training)
-        for group in cluster.groups
-        for _ in range(group.hosts * group.devices)
+        speed_of(group.device, training) for group in cluster.groups for _ in range(group.count)
     ]
     known = [speed for speed in speeds if speed is not None]
     if len(known) < len(speeds):
         return None
-    used = known[: strategy.world]
     each = flops_per_token(shape, training)
     tokens = training.tokens * strategy.microbatches * strategy.replicas
     # Equal shares of equal devices; the mixed exchange gives each as much as it is fast.
@@ -179,9 +181,11 @@ def plan_time(
         each.source,
         operations=each.value,
         tokens=tokens,
-        peak=sum(used),
+        peak=sum(known[: strategy.world]),
         efficiency=efficiency,
     )
+    if rate is not None:
+        compute = term("compute", "tokens / rate", STREAMING, tokens=tokens, rate=rate)
     share = bubble_share(strategy)
     bubble = term(
         "bubble",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,30 @@ def test_rounds_start_with_the_codec_that_was_planned(capsys: pytest.CaptureFixt
     assert shown[-3].endswith(" %; rounds want twice the learning rate.")
     settings = ("schedule=rounds", "inner_steps=17", "codec=int4")
     assert shown[-1].endswith("".join(f" --set exchange.{each}" for each in settings))
+
+
+def test_layers_that_are_read_at_each_use_are_told_by_device(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    unlike = "lambda: RTX4090 64GB; intel: 2xW5700X 300GB, CPU28; 1gbit"
+    asked = ["plan", "--shape", "qwen3-32b", "--method", "qlora", "--cluster", unlike]
+    assert run(asked) == 4
+    shown = capsys.readouterr().out
+    assert re.search(r"Motley bf16 streamed .* not yet ", shown)
+    assert re.search(
+        r"lambda: RTX4090: \d+ of 64 layers resident, \d+ streamed from memory at 25 GB/s; .*"
+        r"not yet: cuda keeps all layers in this version",
+        shown,
+    )
+    assert "intel: CPU, 28 cores: all layers resident; " in shown
+    assert run([*asked, "--json"]) == 4
+    tree, _ = json.JSONDecoder().raw_decode(capsys.readouterr().out)  # the error follows
+    (option,) = [one for one in tree["options"] if one["workers"]]
+    assert (option["strategy"], option["fits"]) == ("motley-streamed", False)
+    card, radeon, processor = option["workers"]
+    assert (card["layers"], card["reading"]["source"], radeon["count"]) == (64, "memory", 2)
+    assert processor["resident"] == 64
+    assert processor["reading"] is processor["refused"] is None
 
 
 def test_a_model_folder_is_read_by_its_headers(

@@ -18,7 +18,8 @@ def test_the_decision_tree_is_drawn_from_the_rules_that_decide() -> None:
     assert f"```mermaid\n{draw_diagram()}```" in PAGE
 
 
-def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
-    (command,) = command_block("docs/planning.md", "A worked example").commands
+@pytest.mark.parametrize("section", ["A worked example", "Larger than the memory"])
+def test_the_worked_examples(capsys: pytest.CaptureFixture[str], section: str) -> None:
+    (command,) = command_block("docs/planning.md", section).commands
     assert run(shlex.split(command)[1:]) == 0
     assert f"```text\n{capsys.readouterr().out.rstrip()}\n```" in PAGE

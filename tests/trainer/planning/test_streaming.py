@@ -1,0 +1,230 @@
+"""Plans of models that are larger than their devices, beside an arithmetic that knows no plan.
+
+For a device of F operations a second that reads R bytes a second:
+
+    tokens/s of a worker   F / (6 layers x weights of a layer + 4 V h)
+    free from              0.5625 weights / R / (2 weights / F) tokens a pass
+
+The reference cluster: an RTX 4090 that reaches 75 TFLOPS (its host reads 25 GB/s), two Radeons of
+3.5 (8 GB/s) and a processor of 1. `weights` are `2 h (q + k) + 3 h i`: 487.6 million for
+Qwen3-32B, 855.6 for Llama-3.3-70B. Of a mixture of experts `6 active` and `total / active`: 3.3
+and 30.5 billion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainer.planning import stored_layers, streaming
+from trainer.planning.cluster_text import parse_cluster
+from trainer.planning.decision import pick_strategy
+from trainer.planning.device_models import DeviceModel
+from trainer.planning.devices import GIB, ClusterShape, HostPool, parse_link
+from trainer.planning.replica import CPU_TOKENS
+from trainer.planning.shapes import NAMED
+from trainer.planning.strategies import Request, StrategyOption, list_options
+from trainer.planning.strategy import AUTOCAST, TrainingSetup
+from trainer.planning.streaming import LayerSource, ReadingPlan, plan_reading
+from trainer.system.backends import BACKENDS, Backend
+
+LENGTH = 512
+"""Tokens of a row: the arithmetic counts no scores of attention, which grow with it."""
+
+
+def pool_of(
+    name: str, flops: float, memory: float, feed: float, main: float, **more: object
+) -> HostPool:
+    source = "AMD" if name == "W5700X" else "NVIDIA"
+    device = DeviceModel(name=name, flops=flops, memory=memory * GIB, watts=None, source=source)
+    pool = HostPool(hosts=1, devices=1, device=device, inside=feed, feed=feed)
+    return replace(pool, main_memory=main * GIB, **more)  # pyright: ignore[reportArgumentType]
+
+
+REFERENCE = ClusterShape(
+    groups=(
+        pool_of("RTX4090", 75e12, 24, 25e9, 64),
+        pool_of("W5700X", 3.5e12, 8, 8e9, 300, devices=2),
+        pool_of("CPU, 28 cores", 1e12, 300, 40e9, 300, shares_host=True),
+    ),
+    between=parse_link("1gbit"),
+)
+
+
+@pytest.fixture
+def all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it will be when every engine reads layers at each use."""
+    able = {name: replace(facts, streams_frozen=True) for name, facts in BACKENDS.items()}
+    monkeypatch.setattr(streaming, "BACKENDS", able)
+
+
+def request_of(shape: str, cluster: ClusterShape, method: str = "qlora") -> Request:
+    return Request(
+        shape=NAMED[shape],
+        cluster=cluster,
+        method=method,  # pyright: ignore[reportArgumentType]
+        length=LENGTH,
+        efficiency=1.0,
+        recompute=True,
+    )
+
+
+def streamed_option(request: Request) -> StrategyOption:
+    (option,) = [one for one in list_options(request) if one.workers and not one.alternative]
+    return option
+
+
+def reading_of(shape: str, flops: float, rate: float, tokens: int = 2048) -> ReadingPlan:
+    training = TrainingSetup(
+        method="qlora",
+        length=LENGTH,
+        rows=tokens // LENGTH,
+        recompute="full",
+        precision=AUTOCAST,
+        resident=0,
+    )
+    found = plan_reading(NAMED[shape], training, flops, LayerSource(name="memory", rate=rate))
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("all_engines")
+@pytest.mark.parametrize(
+    ("shape", "rates", "together"),
+    [("qwen3-32b", (394, 2 * 18.4, 5.25), 436), ("llama-3.3-70b", (181, 2 * 8.43, 2.41), 200)],
+)
+def test_the_reference_cluster_trains_what_fits_no_card_of_it(
+    shape: str, rates: tuple[float, ...], together: float
+) -> None:
+    request = request_of(shape, REFERENCE)
+    option = streamed_option(request)
+    assert option.fits, option.refused
+    for worker, rate in zip(option.workers, rates, strict=True):
+        assert worker.rate is not None
+        assert worker.rate * worker.pool.count == pytest.approx(rate, rel=0.1)
+        assert worker.memory.total <= worker.room
+    assert option.workers[2].training.resident is None, "300 GiB hold the base"
+    assert all(worker.training.resident is not None for worker in option.workers[:2])
+    tokens = request.rows * LENGTH
+    assert option.time is not None
+    assert tokens / option.time.compute.value == pytest.approx(together, rel=0.1)
+    chosen = pick_strategy(request, list_options(request)).option
+    assert chosen is not None
+    assert chosen.key == "motley-streamed"
+
+
+@pytest.mark.parametrize(
+    ("flops", "rate", "free"),
+    [
+        (75e12, 25e9, 844),
+        (75e12, 6e9, 3516),
+        (75e12, 3e9, 7031),
+        (3.5e12, 8e9, 123),
+        (3.5e12, 3e9, 328),
+        (1e12, 3e9, 94),
+        (1e12, 118e6, 2383),
+    ],
+)
+@pytest.mark.parametrize("shape", ["qwen3-32b", "llama-3.3-70b"])
+def test_from_how_many_tokens_on_reading_is_free(
+    shape: str, flops: float, rate: float, free: int
+) -> None:
+    found = reading_of(shape, flops, rate)
+    assert found.hidden_from == pytest.approx(free, rel=0.1)
+    assert (found.speed == 1) == (found.tokens >= found.hidden_from)
+
+
+@pytest.mark.parametrize(
+    ("flops", "rate", "free"),
+    [(75e12, 25e9, 7798), (75e12, 3e9, 64_985), (1e12, 40e9, 65)],
+)
+def test_experts_in_nf4_are_read_by_their_total_and_computed_by_the_active(
+    monkeypatch: pytest.MonkeyPatch, flops: float, rate: float, free: int
+) -> None:
+    monkeypatch.setattr(stored_layers, "NF4_EXPERTS", True)
+    found = reading_of("qwen3-30b-a3b", flops, rate)
+    assert found.hidden_from == pytest.approx(free, rel=0.1)
+    seconds = found.forward + found.backward
+    assert found.tokens / seconds == pytest.approx(flops / (6 * 3.3e9), rel=0.1)
+
+
+def test_experts_stay_as_they_are_in_this_version() -> None:
+    """In bf16 they take 2 / 0.5625 times as long to read as in NF4."""
+    wide = reading_of("qwen3-30b-a3b", 75e12, 25e9).hidden_from
+    assert wide == pytest.approx(7798 * 2 / 0.5625, rel=0.1)
+    option = streamed_option(request_of("qwen3-30b-a3b", REFERENCE))
+    assert "only layers of Motley's own decoder are read" in option.refused
+    assert not option.fits
+
+
+def test_a_pass_of_few_tokens_waits_for_the_reads() -> None:
+    """512 tokens on the 4090: a layer's read takes 11.0 ms, its forward 6.7, backward 13.3."""
+    found = reading_of("qwen3-32b", 75e12, 25e9, tokens=512)
+    assert found.speed == pytest.approx((6.7 + 13.3) / (11.0 + 13.3), rel=0.1)
+    slow = replace(found, source=LayerSource(name="the disk", rate=0.2e9), read=found.read * 125)
+    assert slow.hidden_from == pytest.approx(844 * 125, rel=0.1)
+    said = slow.describe("training.micro_batch_size 16")
+    assert said.startswith("0 of 64 layers resident, 64 streamed from the disk at 0.2 GB/s; free")
+    ways = "move the model to NVMe, or training.micro_batch_size 16"
+    assert said.endswith(f"with 512 0.0076 of computing speed; {ways}")
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("RTX4090 64GB", "memory at 25 GB/s"),
+        ("RTX4090 8GB RAM, 3GB/s disk", "the disk at 3 GB/s"),
+        ("RTX4090", "the disk at 1 GB/s (assumed)"),
+    ],
+)
+def test_layers_come_from_the_host_s_memory_or_its_disk(text: str, source: str) -> None:
+    option = streamed_option(request_of("qwen3-32b", parse_cluster(text)))
+    (worker,) = option.workers
+    assert f"streamed from {source}; free from " in worker.describe()
+
+
+@pytest.mark.parametrize("backend", ["cuda", "wgpu"])
+def test_an_engine_that_keeps_all_layers_says_so(backend: Backend) -> None:
+    cluster = parse_cluster({"cuda": "RTX4090 64GB", "wgpu": "W5700X 300GB"}[backend])
+    request = request_of("qwen3-32b", cluster)
+    options = list_options(request)
+    option = streamed_option(request)
+    assert option.has_memory
+    assert not option.fits
+    chosen = pick_strategy(request, options)
+    assert chosen.option is None
+    assert f"{backend} keeps all layers in this version" in chosen.sentence
+    assert "in this version only cpu reads them at each use" in chosen.runner_up
+
+
+def test_a_processor_with_little_memory_reads_layers_now() -> None:
+    request = request_of("llama-3.3-70b", parse_cluster("CPU16-24GB, 3GB/s disk"))
+    chosen = pick_strategy(request, list_options(request)).option
+    assert chosen is not None
+    assert chosen.key == "one-device-streamed"
+    assert chosen.memory.total <= chosen.room < 36 * GIB
+    (worker,) = chosen.workers
+    assert worker.training.tokens <= CPU_TOKENS, "as micro-batches are by default"
+
+
+def test_larger_micro_batches_are_advised_where_they_fit() -> None:
+    request = request_of("llama-3.3-70b", parse_cluster("CPU28-24GB, 0.2GB/s disk"))
+    (worker,) = streamed_option(replace(request, length=256)).workers
+    said = worker.describe()
+    assert "move the model to NVMe, or training.micro_batch_size 8; " in said
+
+
+def test_what_fits_is_not_read_at_each_use_and_what_trains_whole_neither() -> None:
+    for shape, method in (("qwen3-4b", "lora"), ("qwen3-32b", "full")):
+        options = list_options(request_of(shape, parse_cluster("RTX4090 64GB"), method))
+        assert not [one for one in options if one.workers and not one.alternative]
+
+
+def test_two_layers_and_a_row_are_the_least_and_the_remedy_is_true() -> None:
+    request = request_of("llama-3.3-70b", parse_cluster("CPU4-4GB"))
+    chosen = pick_strategy(request, list_options(request))
+    assert chosen.option is None
+    assert "one device streamed needs least" in chosen.runner_up
+    assert "qlora" not in chosen.runner_up, "it is that already"
+    assert "take a device with more memory, or a smaller --length." in chosen.runner_up

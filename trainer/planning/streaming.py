@@ -1,0 +1,247 @@
+"""Layers of a frozen base that are read at each use: from how many tokens on that costs nothing.
+
+A layer is read once in the forward and once in the backward of each micro-batch, beside the
+computing of the layer before. A layer of P weights of b bytes takes `b P / R` to read and `2 P B /
+F` to compute forward over B tokens, so reading hides from `b F / 2 R` tokens on, and in backward,
+with recomputation, from half of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainer.planning.devices import DISK_RATE, HostPool
+from trainer.planning.memory import MemoryParts, plan_memory_by_part
+from trainer.planning.replica import CPU_TOKENS, USABLE
+from trainer.planning.residents import choose_resident, describe_residents
+from trainer.planning.shapes import ModelShape
+from trainer.planning.stored_layers import layer_bytes
+from trainer.planning.strategy import Strategy, TrainingSetup
+from trainer.planning.time import flops_per_token, forward_flops_per_token, speed_of
+from trainer.planning.workers import MAIN_MEMORY
+from trainer.system.backends import BACKENDS
+
+NVME_RATE = 3e9
+"""Bytes a second that an NVMe disk reads, of advice: PCIe 3.0 x4 in practice."""
+_HIDDEN = 0.95
+"""Part of the computing speed from which reading is not worth a remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSource:
+    """Where layers are read from."""
+
+    name: str
+    """`memory` of the host, or `the disk`."""
+    rate: float
+    """Bytes a second."""
+    is_assumed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingPlan:
+    """Passes of a model of which some layers are read at each use."""
+
+    source: LayerSource
+    resident: int
+    layers: int
+    tokens: int
+    """Of a micro-batch, for which each layer is read once a direction."""
+    read: float
+    """Seconds to read all layers that do not stay."""
+    forward: float
+    """Seconds to compute a forward."""
+    backward: float
+    """Seconds to compute the rest of a micro-batch."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a micro-batch."""
+        return max(self.forward, self.read) + max(self.backward, self.read)
+
+    @property
+    def speed(self) -> float:
+        """The part of the computing speed that is left."""
+        return (self.forward + self.backward) / self.seconds
+
+    @property
+    def hidden_from(self) -> int:
+        """Tokens of a micro-batch from which reading costs nothing."""
+        return math.ceil(self.tokens * self.read / self.forward)
+
+    def describe(self, more: str = "") -> str:
+        """Return where layers are read, from how many tokens on that is free, and the bound.
+
+        Args:
+            more: a setting that makes micro-batches so large, if one does.
+        """
+        source = f"{self.source.name} at {self.source.rate / 1e9:.2g} GB/s"
+        if self.source.is_assumed:
+            source += " (assumed)"
+        text = f"{describe_residents(self.resident, self.layers)} from {source}"
+        text += f"; free from {self.hidden_from:,} tokens a pass"
+        if self.speed >= _HIDDEN:
+            return f"{text}, and it has {self.tokens:,}"
+        ways = ["move the model to NVMe"] if self.is_slow_disk else []
+        ways += [more] if more else []
+        advice = f"; {', or '.join(ways)}" if ways else ""
+        return f"{text}: with {self.tokens:,} {self.speed:.2g} of computing speed{advice}"
+
+    @property
+    def is_slow_disk(self) -> bool:
+        """Whether an NVMe disk would read faster."""
+        return self.source.name == "the disk" and self.source.rate < NVME_RATE
+
+
+def plan_reading(
+    shape: ModelShape, training: TrainingSetup, flops: float, source: LayerSource
+) -> ReadingPlan | None:
+    """Return the plan of passes of a training; None if all layers stay.
+
+    Args:
+        flops: operations a second that products reach.
+    """
+    if training.resident is None:
+        return None
+    forward = forward_flops_per_token(shape, training.length).value * training.tokens / flops
+    streamed = shape.layers - training.resident
+    return ReadingPlan(
+        source=source,
+        resident=training.resident,
+        layers=shape.layers,
+        tokens=training.tokens,
+        read=streamed * layer_bytes(shape, training) / source.rate,
+        forward=forward,
+        backward=flops_per_token(shape, training).value * training.tokens / flops - forward,
+    )
+
+
+def find_source(shape: ModelShape, training: TrainingSetup, pool: HostPool) -> LayerSource:
+    """Return where the devices of a pool read layers: their host's memory, if it holds the base."""
+    base = shape.layers * layer_bytes(shape, training)
+    main = pool.main_memory or 0
+    if not pool.device.is_processor and base <= main * MAIN_MEMORY:
+        return LayerSource(name="memory", rate=pool.feed)
+    rate = min(pool.disk or DISK_RATE, pool.feed)
+    return LayerSource(name="the disk", rate=rate, is_assumed=pool.disk is None)
+
+
+def explain_unstreamed(shape: ModelShape, pool: HostPool) -> str:
+    """Return why the devices of a pool keep all layers of a model; empty if they need not."""
+    if shape.experts > 1 or shape.kept is not None or not shape.gated:
+        return "only layers of Motley's own decoder are read at each use in this version"
+    backend = pool.device.backend
+    able = BACKENDS[backend].streams_frozen
+    return "" if able else f"{backend} keeps all layers in this version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlan:
+    """The workers on the devices of one pool."""
+
+    pool: HostPool
+    training: TrainingSetup
+    memory: MemoryParts
+    rate: float | None
+    """Tokens a second of one; None: the device's speed is unknown."""
+    reading: ReadingPlan | None
+    """None: all layers stay, or the device's speed is unknown."""
+    layers: int
+    refused: str
+    """Why it cannot read layers, if it must."""
+    rows_to_hide: int = 0
+    """Rows of a micro-batch from which reading is free, if they fit; else 0."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that it may use."""
+        return int(self.pool.device.memory * USABLE)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it has the memory."""
+        return self.memory.total <= self.room
+
+    def describe(self) -> str:
+        """Return the devices, their layers and their speed in words."""
+        pool, resident = self.pool, self.training.resident
+        where = f"{pool.name}: " if pool.name else ""
+        title = f"{where}{pool.title}"
+        if not self.fits:
+            need = f"{self.memory.total / 2**30:.1f} of {self.room / 2**30:.1f} GiB"
+            return f"{title}: needs {need} for two layers and one row"
+        if resident is None:
+            text = "all layers resident"
+        elif self.reading is None:
+            text = describe_residents(resident, self.layers)
+        else:
+            rows = self.rows_to_hide
+            text = self.reading.describe(f"training.micro_batch_size {rows}" if rows else "")
+        if self.rate is not None:
+            text += f"; {self.rate * pool.count:,.3g} tokens/s"
+        return f"{title}: {text}" + (f"; not yet: {self.refused}" if self.refused else "")
+
+
+def plan_worker(
+    shape: ModelShape,
+    pool: HostPool,
+    trainings: Sequence[TrainingSetup],
+    strategy: Strategy,
+    efficiency: float,
+) -> WorkerPlan:
+    """Return the fastest plan of a worker that fits, else the one that needs least memory.
+
+    As many layers stay as fit beside one micro-batch.
+
+    Args:
+        trainings: settings to try, with all layers.
+    """
+    room = pool.device.memory * USABLE
+
+    def make_plan(training: TrainingSetup) -> WorkerPlan:
+        def plan(resident: int | None) -> tuple[TrainingSetup, MemoryParts]:
+            tried = replace(training, resident=resident)
+            return tried, plan_memory_by_part(shape, tried, strategy)
+
+        def fits(one: tuple[TrainingSetup, MemoryParts]) -> bool:
+            return one[1].total <= room
+
+        chosen, memory = choose_resident(plan, shape.layers, fits)
+        peak = speed_of(pool.device, chosen)
+        rate = reading = None
+        if peak is not None:
+            flops = peak * efficiency
+            reading = plan_reading(shape, chosen, flops, find_source(shape, chosen, pool))
+            rate = flops / flops_per_token(shape, chosen).value
+            rate *= 1 if reading is None else reading.speed
+        refused = "" if chosen.resident is None else explain_unstreamed(shape, pool)
+        return WorkerPlan(
+            pool=pool,
+            training=chosen,
+            memory=memory,
+            rate=rate,
+            reading=reading,
+            layers=shape.layers,
+            refused=refused,
+        )
+
+    tried = [make_plan(training) for training in trainings]
+    fitting = [one for one in tried if one.fits]
+    if not fitting:
+        return min(tried, key=lambda one: one.memory.total)
+    usual = fitting
+    if pool.device.is_processor:  # as `training.micro_batch_size: auto`
+        most = max(CPU_TOKENS, min(one.training.tokens for one in fitting))
+        usual = [one for one in fitting if one.training.tokens <= most]
+    best = max(usual, key=lambda one: (one.rate or 0.0, -one.memory.total))
+    hiding = [one for one in fitting if one.reading and one.reading.speed >= _HIDDEN]
+    rows = min((one.training.rows for one in hiding), default=0)
+    return replace(best, rows_to_hide=rows)
+
+
+def total_rate(workers: Sequence[WorkerPlan]) -> float | None:
+    """Return the tokens a second of all workers; None: there are none, or a speed is unknown."""
+    rates = [worker.rate and worker.rate * worker.pool.count for worker in workers]
+    return sum(filter(None, rates)) if rates and None not in rates else None
