@@ -27,7 +27,7 @@ _COLUMNS = (
     Column("HOST", least=8),
     Column("DEVICE", least=9),
     Column("STATE"),
-    Column("SHARE", right=True),
+    Column("BATCH", right=True),
     Column("", spare=5),
     Column("{unit}/S", spare=2, right=True),
     Column("MEMORY", spare=3, right=True),

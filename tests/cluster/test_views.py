@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE
 
 __all__ = ["cluster"]  # a fixture
 pytestmark = pytest.mark.cluster
-SHOWN = ("SHARE", "epoch")
+SHOWN = ("BATCH", "epoch")
 
 
 @pytest.mark.parametrize("columns", [80, 60])

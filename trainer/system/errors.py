@@ -31,7 +31,7 @@ EXIT_CODES = {
     5: ExitCode("NaN or Inf halted the run, or an outlier with `exchange.outliers: halt`", False),
     6: ExitCode(
         "the disk failed: the last checkpoint or two saves in a row failed, or saved checkpoints "
-        "are gone (a share that is not mounted)",
+        "are gone (the shared folder is not mounted)",
         True,
     ),
     7: ExitCode(

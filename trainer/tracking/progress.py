@@ -272,8 +272,8 @@ class LiveView:
 def _worker_table(workers: Sequence[Mapping[str, Any]], unit: str) -> Table:
     """Return a row for each worker, in the columns and units of `launch status`."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("NAME", "HOST", "DEVICE", "STATE", "SHARE", f"{unit.upper()}/S"):
-        right = name == "SHARE" or name.endswith("/S")
+    for name in ("NAME", "HOST", "DEVICE", "STATE", "BATCH", f"{unit.upper()}/S"):
+        right = name == "BATCH" or name.endswith("/S")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     shares = [0 if w["state"] in ("idle", "lost") else w["samples"] for w in workers]
     for worker, share in zip(workers, shares, strict=True):

@@ -134,7 +134,7 @@ def test_the_live_view_has_a_row_for_each_worker(monkeypatch: pytest.MonkeyPatch
     for text in ("step 50/100", "[gpu:0000:01:00.0]", "lost", "rank 0 joined", "MCC 0.800"):
         assert text in shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert re.search(r"NAME +HOST +DEVICE +STATE +SHARE +TOKENS/S", plain), "as launch status"
+    assert re.search(r"NAME +HOST +DEVICE +STATE +BATCH +TOKENS/S", plain), "as launch status"
     assert re.search(r"worker-0 +lambda +\[gpu:0000:01:00.0\] +active +100 % +-", plain)
     assert re.search(r"worker-1 .* lost +- +-", plain), "a lost worker has no share"
     assert "1 of 2 workers" in plain
