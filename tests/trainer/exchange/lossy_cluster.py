@@ -24,8 +24,8 @@ from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.config.codec import AUTO, FREE
 from trainer.exchange.coordinator.ledger import Ledger
-from trainer.exchange.policies.every_step import StepTerms
 from trainer.exchange.policies.feedback import ErrorFeedback
+from trainer.exchange.policies.step_policy import StepTerms
 from trainer.exchange.protocol.messages import ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.session import Session

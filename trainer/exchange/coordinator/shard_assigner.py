@@ -10,7 +10,7 @@ from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.task import Task, TaskDurations
-from trainer.exchange.policies.every_step import StepTerms
+from trainer.exchange.policies.step_policy import StepTerms
 from trainer.exchange.protocol.members import Membership
 from trainer.exchange.protocol.messages import Kind
 from trainer.exchange.protocol.schedule import StepPlan

@@ -15,7 +15,7 @@ from trainer.exchange.coordinator.shard_assigner import ShardAssigner
 from trainer.exchange.coordinator.task import Task, make_step_event
 from trainer.exchange.coordinator.validation import Score, Validation
 from trainer.exchange.coordinator.weight_audit import WeightAudit
-from trainer.exchange.policies.outer_steps import make_policy
+from trainer.exchange.policies.step_policy import make_policy
 from trainer.exchange.protocol.actions import ApplyUpdate, Save
 from trainer.exchange.protocol.members import Member, Membership
 from trainer.exchange.protocol.messages import ShardResult, StepCommit

@@ -27,7 +27,7 @@ from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient, so
 from trainer.replica.wgpu.kernels.gemm.choice import choose_variant, tuned_variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
-from trainer.replica.wgpu.layers import decoder_layer as recorded
+from trainer.replica.wgpu.layers import decoder_layer
 from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
 from trainer.replica.wgpu.layers.head import Head, LossSums, Targets
@@ -277,8 +277,8 @@ def _run_layer(
         k_norm=norms["k_norm"],
     )
     graph = Graph(device)
-    recorded.forward(graph, pool, layer, shape, kept, weights["x"], output)
-    recorded.backward(graph, pool, layer, shape, kept, weights["x"], gradients["x"])
+    decoder_layer.forward(graph, pool, layer, shape, kept, weights["x"], output)
+    decoder_layer.backward(graph, pool, layer, shape, kept, weights["x"], gradients["x"])
     graph.run()
     return device.read(output), {name: device.read(array) for name, array in gradients.items()}
 

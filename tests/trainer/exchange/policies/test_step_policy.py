@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.exchange.exact_problem import ExactProblem
-from trainer.exchange.policies.every_step import EveryStep
-from trainer.exchange.policies.outer_steps import OuterSteps, make_policy
+from trainer.exchange.policies.step_policy import EveryStep, OuterSteps, make_policy
 from trainer.optimizer.adamw import TrainState
 
 OUTER: dict[str, Any] = {
