@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
 from trainer.evaluate.awaited import await_scores
 from trainer.model.output_folder import check_output
-from trainer.planning.budget.stopper import BudgetStopper
+from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build
 from trainer.run.composition.record import refuse_lost_checkpoints
 from trainer.run.composition.roles import Placement, guard_run, open_replica
@@ -28,6 +29,9 @@ from trainer.tracking.status import StatusFile, first_status, say_last
 
 if TYPE_CHECKING:
     from trainer.distill.student.loop import Student
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at the budget."""
 
 log = logging.getLogger(__name__)
 
@@ -139,3 +143,34 @@ def _failure_in_status(config: RunConfig, run_id: str) -> Iterator[Callable[[str
         for folder in filter(None, (config.output, checkpoints)):
             say_last(Path(folder), status)
         raise
+
+
+class BudgetStopper:
+    """Asks a process to stop when its budget requires it, whatever the process is doing."""
+
+    def __init__(self, watch: BudgetWatch | None, stop: StopRequest) -> None:
+        self.watch, self.stop = watch, stop
+        self.ending: str | None = None
+        """Why it was asked to."""
+        self._over = threading.Event()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Look now, and about once a second in the block; without a budget do nothing."""
+        self._check_budget()
+        thread = threading.Thread(target=self._watch_budget, name="budget", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _watch_budget(self) -> None:
+        while self.watch is not None and self.ending is None and not self._over.wait(LOOK_EVERY):
+            self._check_budget()
+
+    def _check_budget(self) -> None:
+        self.ending = self.watch and self.watch.ending
+        if self.ending is not None:
+            self.stop.request(self.ending)
