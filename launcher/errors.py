@@ -13,19 +13,16 @@ EXIT_CODES = {
     3: ("unreachable", "a host cannot be reached"),
     4: (
         "not ready",
-        "not ready: a check failed, a device is missing, or a run is already active; nothing was "
-        "started",
+        "a check failed, a device is missing, or a run is already active; nothing was started",
     ),
     5: (
         "workers missing",
-        "workers are missing (everything was stopped), a process could not be stopped, or some "
-        "hosts were not updated or synced (the others were)",
+        "workers are missing, a process could not be stopped, or a host was not updated or synced",
     ),
     6: ("job failed", "the training job itself failed"),
     7: (
         "over budget",
-        "over budget: an estimate above the ceiling or an unknown price (nothing was started), or "
-        "the guard stopped it ([budget.md](budget.md))",
+        "an estimate above the ceiling, an unknown price, or the [budget guard](budget.md)",
     ),
     130: ("interrupted", "interrupted; an unfinished start has been undone"),
 }

@@ -94,8 +94,7 @@ class ModelConfig(Section):
     quantization: Literal["none", "nf4"] = "none"
     """`nf4` stores the frozen linears in 4 bits, in blocks of 64 (QLoRA, arXiv:2305.14314)."""
     resident: Literal["auto", "all"] | Annotated[int, Field(ge=0)] = "auto"
-    """Layers whose frozen linears stay in a worker's memory; the others are read from the model's
-    files at each use. `auto`: all if they fit, else as many as do.
+    """Layers that stay in a worker's memory; the others are read at each use. `auto`: what fits.
 
     A CPU worker does so, with method `lora` and without NF4; `auto` keeps all on other devices."""
 
@@ -122,8 +121,7 @@ class RunConfig(Section):
     name: str = Field(default="run", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     """Prefix of the run id."""
     task: Task = "classify"
-    """The task that is learned: classes of texts, texts and conversations, preferences, or the loss
-    of a script, which is set by --script alone."""
+    """Learns classes, texts and conversations, preferences, or the loss of a script (--script)."""
     method: Method = "lora"
     """`lora` trains adapters (and a classifier's head), `full` trains all weights."""
     num_classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)] | None = None

@@ -18,34 +18,27 @@ EXIT_CODES = {
     0: ExitCode("the job is done, or was stopped on request and saved", False),
     1: ExitCode("a defect in Motley; the traceback is in the log", True),
     2: ExitCode(
-        "usage, config, data or model is wrong, more memory is needed than available, or the "
-        "requested device is not available",
+        "usage, config, data or model is wrong; memory or the requested device is not available",
         False,
     ),
     3: ExitCode("the peer cannot be reached, or was lost", True),
     4: ExitCode(
-        "refused: model, data, config, version, rank or weights differ; or another process writes "
-        "the output folder or has taken it over",
+        "refused: model, data, config, version, rank or weights differ, or another process writes "
+        "the output",
         False,
     ),
     5: ExitCode("NaN or Inf halted the run, or an outlier with `exchange.outliers: halt`", False),
     6: ExitCode(
-        "the disk failed: the last checkpoint or two saves in a row failed, or saved checkpoints "
-        "are gone (the shared folder is not mounted)",
+        "two saves in a row or the last one failed, or checkpoints are gone (disk, shared folder)",
         True,
     ),
-    7: ExitCode(
-        "a GPU failed during the run, or was lost; the next attempt takes a backend that works",
-        True,
-    ),
+    7: ExitCode("a GPU failed or was lost; the next attempt takes a backend that works", True),
     8: ExitCode(
-        "all steps are done and saved, but not every worker proved that it holds the last state; "
-        "the next attempt resumes there, and workers prove it when they join",
+        "all is done and saved, but not every worker proved the last state; the next attempt does",
         True,
     ),
     9: ExitCode(
-        "the budget guard stopped the run (`budget.ceiling`, `budget.idle_stop`); everything is "
-        "saved, and the run continues with a higher ceiling",
+        "the budget guard stopped the run (`budget.ceiling`, `budget.idle_stop`), all is saved",
         False,
     ),
     130: ExitCode("Ctrl-C; a run that is training saves and ends with 0 instead", False),

@@ -237,8 +237,7 @@ CHECKS = (
     Check(
         "reachable",
         "SSH hosts",
-        "SSH, the login, sudo to the run user or the agent fails; the line names which. Warns: "
-        "sudo refuses `motley-unit`, so processes would not be units",
+        "SSH, the login, sudo to the run user or the agent fails; warns: no sudo for `motley-unit`",
         "",
         {"host": _on_launcher(check_reachable)},
     ),
@@ -259,8 +258,7 @@ CHECKS = (
     Check(
         "version",
         "hosts",
-        "the code differs from the launcher's; names the version of each host, which is then asked "
-        "nothing about the job",
+        "the code differs from the launcher's; such a host is asked nothing about the job",
         UPDATE,
         {"host": partial(_probe_versions, check="version")},
     ),
@@ -281,8 +279,7 @@ CHECKS = (
     Check(
         "clock",
         "SSH hosts",
-        f"warns above {DRIFT:.0f} s, fails above {GREATEST_DRIFT:.0f} s of offset to the launcher, "
-        "less the round-trip time of the query",
+        f"warns above {DRIFT:.0f} s, fails above {GREATEST_DRIFT:.0f} s of offset to the launcher",
         "`timedatectl set-ntp true` (the base role installs a time service)",
         {"host": _on_launcher(check_clock)},
     ),
@@ -296,8 +293,7 @@ CHECKS = (
     Check(
         "devices",
         "hosts",
-        "a device exists but is unusable for the run user, or the inventory names one that does "
-        "not exist",
+        "the run user cannot use a device, or the inventory names one that does not exist",
         "repair its driver, or list the devices: `motley_devices`",
         {"plan": _probe_devices},
     ),
@@ -339,8 +335,7 @@ CHECKS = (
     Check(
         "model",
         "hosts that take part",
-        "it is missing, incomplete, of an unknown kind, or differs from the coordinator's; warns "
-        "for a hub name that will be downloaded",
+        "it is missing, incomplete, unknown, or not the coordinator's; warns before a download",
         "`launch sync inputs`, or `--model DIR`",
         {
             "training": finetune.model,
@@ -350,8 +345,7 @@ CHECKS = (
     Check(
         "data",
         "hosts that take part",
-        "it is missing, in no known format, of another task than the run's, or differs from the "
-        "coordinator's; with `distillation`: incomplete logits",
+        "it is missing, unknown, of another task, or not the coordinator's; logits are incomplete",
         "`launch sync inputs`, or `--data FILE`",
         {"training": finetune.data, "distillation": distill.files_probe("data", check_text)},
     ),
@@ -365,18 +359,15 @@ CHECKS = (
     Check(
         "output",
         "the coordinator's host",
-        "it is not writable, has less than 256 MiB, holds another run's checkpoints, or records "
-        "checkpoints that are gone",
+        "not writable, less than 256 MiB, checkpoints of another run, or its own are gone",
         "another `--output`, `--resume`, or mount the folder of checkpoints",
         {"training": finetune.probe_output, "distillation": distill.probe_output},
     ),
     Check(
         "logits",
         "of a distillation: the hosts of teachers and student",
-        "the folder between them is not writable, has less than 256 MiB, or is a different folder "
-        "on each host",
-        "mount the shared folder on both ([share.md](share.md)), or set an absolute path `logits` "
-        "that all of them share",
+        "the folder between them is not writable, has less than 256 MiB, or is not the same folder",
+        "mount the [shared folder](share.md) on both, or set `logits` to a path that all have",
         {"distillation": distill.folders_probe("logits")},
     ),
     Check(
@@ -392,16 +383,14 @@ CHECKS = (
     Check(
         "unit",
         "hosts with systemd units",
-        "the run's files are in folders that its units cannot see (`/home`, `/tmp`), or its output "
-        "in folders that they may not write",
+        "units cannot see the run's files (`/home`, `/tmp`), or may not write its output",
         "a folder below `/var/lib/motley` or the shared folder, or `trainer_writable_folders`",
         {"training": finetune.probe_units, "distillation": distill.probe_units},
     ),
     Check(
         "memory",
         "hosts that take part",
-        "the plan needs more than 90 % of the free main memory or of a card's memory, 95 % on "
-        "Vulkan; by the same functions as the worker (F-HET-002)",
+        "the plan needs more than 90 % of the free main memory or a card's, 95 % on Vulkan",
         "fewer workers, `data.max_seq_len`, `lora`, `nf4`",
         {"training": finetune.probe_memory},
     ),
@@ -415,8 +404,7 @@ CHECKS = (
     Check(
         "link",
         "the other hosts",
-        "no TCP connection to the planned address, or large packets are lost; names the direction. "
-        "Warns below 100 Mbit/s",
+        "no TCP connection to the address, or large packets are lost; warns below 100 Mbit/s",
         "open the port to the cluster (the role `trainer` does), `motley_connect_address`",
         {"plan": _probe_links},
     ),

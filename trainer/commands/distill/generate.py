@@ -100,8 +100,7 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
     "kv_gpu",
     metavar="wgpu[:ID]",
     callback=_gpu_of,
-    help="A spare Vulkan device, by index, PCI address or name, that keeps keys and values of "
-    "layers and attends to them; refused if it is slower.",
+    help="A spare Vulkan device (index, PCI address, name) for keys and values of layers.",
 )
 @click.option(
     "--kv-layers",

@@ -150,8 +150,7 @@ class Share(click.ParamType):
     "--engine",
     type=click.Choice([*TEACHER_ENGINES]),
     default="torch",
-    help="What computes; on the CPU: openvino, with int8 weights, and gguf, with those of a GGUF"
-    " file as they are. Both are compared with transformers first.",
+    help="What computes; on the CPU also openvino (int8) and gguf (a GGUF file as it is).",
 )
 def teacher(
     model: str,
