@@ -26,7 +26,7 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import load_config
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.evaluate.results import read_evaluations
-from trainer.evaluate.scoring import score
+from trainer.evaluate.scoring import score_file
 from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
@@ -196,7 +196,7 @@ def test_two_devices_of_a_host_divide_the_checkpoints(trainee: Trainee, two_driv
     assert {line["runner"] for line in lines} == {"llvmpipe", "SwiftShader"}
     for line in lines:
         trained = load_trained(trainee.output / "checkpoints" / line["checkpoint"])
-        right = score(trained, trainee.bench.validation, Compute("cpu", threads=1))
+        right = score_file(trained, trainee.bench.validation, Compute("cpu", threads=1))
         assert line["tasks"]["loss"]["figures"]["loss"] == pytest.approx(right.loss, rel=1e-5)
 
 

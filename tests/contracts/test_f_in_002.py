@@ -228,7 +228,7 @@ def readers(folder: Path) -> dict[str, Reader]:
 
     def claimed(text: str) -> Any:
         (claims / "digest" / RESULT).write_text(text, encoding="utf-8")
-        return Claims(claims, "runner", 10.0).look()["digest"]
+        return Claims(claims, "runner", 10.0).read_states()["digest"]
 
     return {
         "status.json": Reader(

@@ -52,7 +52,7 @@ def test_published_templates(case: str) -> None:
         special = frozenset(_TAG.findall(source)) | set(TOKENS.values())
         today = date.today().isoformat()  # as transformers gives it
         template = ChatTemplate({"default": source}, TOKENS, special, today=today)
-        chat = template.lay_out(sample(turns).messages, ())
+        chat = template.render_conversation(sample(turns).messages, ())
         learned = [chat.text[begin:end] for begin, end in chat.learned]
         assert chat.text == text, path.name
         assert len(learned) == len(answers), path.name

@@ -14,7 +14,7 @@ from trainer.checkpoint.trained_model import TrainedModel
 from trainer.evaluate.base import Outcome
 from trainer.evaluate.claims import Claims
 from trainer.evaluate.results import read_evaluations
-from trainer.evaluate.runner import Manner, Runner
+from trainer.evaluate.runner import Runner, RunnerOptions
 from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
@@ -74,10 +74,10 @@ class Probe:
 
 def runner(run: Run, *tasks: Any, once: bool = True, name: str = "runner", **manner: Any) -> Runner:
     manner = {"every": 0.05, "claim_timeout": 30.0, **manner}
-    return Runner(run.output, tasks, CPU, Manner(name=name, once=once, **manner))
+    return Runner(run.output, tasks, CPU, RunnerOptions(name=name, once=once, **manner))
 
 
 def claims(run: Run, name: str = "other") -> Claims:
     made = Claims(run.output / "evaluations" / "claims", name, 30.0)
-    made.look()
+    made.read_states()
     return made

@@ -45,13 +45,13 @@ def chat(
 
     trained = load_trained(model, base)
     conversation = Conversation(trained, max_new_tokens, sampling, system)
-    device, reason = conversation.open(compute)
+    device, reason = conversation.open_model(compute)
     talks = sys.stdin.isatty()
     keys = f"; Ctrl-C ends an answer, {_RESET} the conversation, Ctrl-D all" if talks else ""
     click.echo(f"chatting with {trained.path} on {device}{in_brackets(reason)}{keys}", err=True)
     for text in _read_typed_lines() if talks else _read_piped_lines():
         if text.strip() == _RESET:
-            conversation.reset()
+            conversation.reset_turns()
             continue
         with _stoppable() as stopped:
 
@@ -60,7 +60,7 @@ def chat(
                 return stopped()
 
             try:
-                conversation.say(text, show)
+                conversation.answer_turn(text, show)
                 click.echo()
             except InputError as error:
                 if not talks:

@@ -130,7 +130,7 @@ def evaluate(
         raise click.UsageError("give MODEL or --watch DIR")
     if model is not None:
         from trainer.checkpoint.trained_model import load_trained
-        from trainer.evaluate.scoring import score
+        from trainer.evaluate.scoring import score_file
 
         if len(data) != 1:
             raise click.UsageError("give --data FILE" if not data else "give --data once")
@@ -138,7 +138,7 @@ def evaluate(
             raise click.UsageError("--held-out reads --data as its run did, without --column")
         with open_ranks(parallel, compute) as ranks:
             trained = load_trained(model, base, max_seq_len, lost_text)
-            scores = score(
+            scores = score_file(
                 trained,
                 data[0],
                 compute,
@@ -156,11 +156,11 @@ def evaluate(
     if columns and not (data or prompts):
         raise click.UsageError("--column names keys of --data and --prompts")
     assert watch is not None
-    from trainer.evaluate.runner import Manner, Runner
-    from trainer.evaluate.tasks import Material, make_tasks
+    from trainer.evaluate.runner import Runner, RunnerOptions
+    from trainer.evaluate.tasks import TaskOptions, make_tasks
 
-    material = Material(data=data, columns=columns or None, prompts=prompts, **of_tasks)
-    manner = Manner(
+    material = TaskOptions(data=data, columns=columns or None, prompts=prompts, **of_tasks)
+    manner = RunnerOptions(
         name=runner or _own_name(compute),
         every=every,
         claim_timeout=claim_timeout,

@@ -51,7 +51,7 @@ def generate(
     from trainer.data.samples import columns_of_run, read_prompts
     from trainer.data.shapes import Sample
     from trainer.data.turns import ChatMessage
-    from trainer.evaluate.generation import complete
+    from trainer.evaluate.generation import complete_samples
 
     with open_ranks(parallel, compute) as ranks:
         samples = [Sample(text) for text in texts]
@@ -60,7 +60,7 @@ def generate(
         if data is not None:
             columns = columns or columns_of_run(data, trained.config.data.columns)
             samples = read_prompts(data, columns)
-        completions = complete(
+        completions = complete_samples(
             trained,
             samples,
             max_new_tokens,

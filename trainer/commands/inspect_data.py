@@ -52,7 +52,7 @@ def inspect_data(
     from trainer.commands.run_options import overrides
     from trainer.config.run import load_config
     from trainer.data.encoder import Encoder
-    from trainer.data.inspection import inspect
+    from trainer.data.inspection import inspect_data
     from trainer.data.labelling import with_names
     from trainer.model.class_names import read_class_names
     from trainer.model.files import resolve_model
@@ -69,7 +69,7 @@ def inspect_data(
     config = with_names(config, read_class_names(read_config(folder)) if folder else ())
     encoder = Encoder(folder, config.data.lost_text, config.data.date) if folder else None
     with log_if_slow("measuring the data"):
-        inspection = inspect(config, encoder, samples)
+        inspection = inspect_data(config, encoder, samples)
     if as_json:
         click.echo(json.dumps(inspection.as_json(), ensure_ascii=False))
         return
@@ -81,12 +81,12 @@ def inspect_data(
 def _print(found: Inspection, console: Console) -> None:
     from rich.text import Text
 
-    for line in found.lines():
+    for line in found.iter_lines():
         console.print(line, markup=False)
     if found.measurement is not None:
-        most = max(count for _, count in found.measurement.histogram())
+        most = max(count for _, count in found.measurement.build_histogram())
         console.print("samples by their tokens:")
-        for limit, count in found.measurement.histogram():
+        for limit, count in found.measurement.build_histogram():
             bar = "█" * -(-_WIDTH * count // most)
             console.print(f"  up to {limit:>9,}  {count:>9,}  {bar}".rstrip())
     coloured = console.color_system is not None and not console.no_color

@@ -19,15 +19,15 @@ from functools import cached_property
 from itertools import accumulate
 
 from trainer.data.answer_start import (
-    answer_start,
-    common_start,
-    continued_answer,
     end_of,
-    ends_alike,
-    moved_start,
-    says_the_same,
+    find_answer_start,
+    find_common_prefix,
+    find_continued_answer,
+    find_moved_start,
+    has_same_ending,
+    has_same_text,
 )
-from trainer.data.chat_marks import END_MARK, ConversationError, Span, Turn, with_end_mark
+from trainer.data.chat_marks import END_MARK, ConversationError, Span, Turn, insert_end_mark
 
 FIRST = (
     "the conversation begins with the assistant, which the chat template cannot express; leave that"
@@ -64,14 +64,14 @@ class AnswerStart:
     moved: bool = False
     """Whether the conversation has another text before it than the prompt."""
 
-    def prompt(self, turn: Turn, text: str) -> tuple[str, str | None]:
+    def split_prompt_and_answer(self, turn: Turn, text: str) -> tuple[str, str | None]:
         """Return the prompt, and the answer to learn if it continues an opened reasoning.
 
         Args:
             turn: the answer's turn.
             text: the conversation.
         """
-        answer = continued_answer(turn, self.opened, text[self.begin :])
+        answer = find_continued_answer(turn, self.opened, text[self.begin :])
         if answer is not None:
             return self.asked, answer
         return self.asked[: len(self.asked) - len(self.opened)], None
@@ -99,21 +99,21 @@ class AnswerFinder:
         self._render, self._turns, self._text = render, turns, text
         self._markup, self._ends = markup, ends
 
-    def find(self, targets: Sequence[int]) -> Answers:
+    def find_answers(self, targets: Sequence[int]) -> Answers:
         """Return the answers of these turns.
 
         Raises:
             ConversationError: they cannot be found.
         """
-        said, last = self.text_ends(targets), len(self._turns) - 1
+        text_ends, last = self.find_text_ends(targets), len(self._turns) - 1
         spans: dict[int, list[Span]] = {}
         joined = False
-        if last in said:
-            place = said[last]
-            self._text += self._late_end(self._text[place:])
-            start = self.start(last, said)
-            begin, end = start.begin, self._answer_end(last, start, place)
-            asked, answer = start.prompt(self._turns[last], self._text)
+        if last in text_ends:
+            place = text_ends[last]
+            self._text += self._find_late_end(self._text[place:])
+            start = self.find_start(last, text_ends)
+            begin, end = start.begin, self._find_answer_end(last, start, place)
+            asked, answer = start.split_prompt_and_answer(self._turns[last], self._text)
             joined = start.moved
             if joined or answer is not None:
                 answer = self._text[begin:place] if answer is None else answer
@@ -121,40 +121,42 @@ class AnswerFinder:
                 self._text = asked + answer + rest
                 begin, end = len(asked), len(asked + answer) + end - place
             if joined:
-                said = self.text_ends([n for n in targets if n != last], start.asked)
+                text_ends = self.find_text_ends([n for n in targets if n != last], start.asked)
             spans[last] = [(begin, end)]
         changed: list[int] = []
-        for number in said:
+        for number in text_ends:
             if number not in spans:
-                start = self.start(number, said)
+                start = self.find_start(number, text_ends)
                 changed += [number] if start.moved else []
-                end = self._answer_end(number, start, said[number])
+                end = self._find_answer_end(number, start, text_ends[number])
                 spans[number] = [(start.begin, end)]
         return Answers(self._text, spans, joined, min(changed, default=None))
 
-    def text_ends(self, numbers: Sequence[int], asked: str | None = None) -> dict[int, int]:
+    def find_text_ends(self, numbers: Sequence[int], asked: str | None = None) -> dict[int, int]:
         """Return where the last text of each of these turns ends in the rendering.
 
         Args:
             asked: the prompt for the last turn, if they are sought in that.
         """
         turns = self._turns if asked is None else self._turns[:-1]
-        marked = [with_end_mark(turn, n) if n in numbers else turn for n, turn in enumerate(turns)]
+        marked = [
+            insert_end_mark(turn, n) if n in numbers else turn for n, turn in enumerate(turns)
+        ]
         parts = END_MARK.split(self._render(marked, asked is not None))
         texts, marks = parts[::2], parts[1::2]
         if lost := sorted(set(numbers) - set(map(int, marks))):
-            raise ConversationError(self._omission(lost[0]))
+            raise ConversationError(self._describe_omission(lost[0]))
         if "".join(texts) != (self._text if asked is None else asked):
             raise ConversationError("the chat template changes the assistant's text")
         places: dict[int, list[int]] = {}
         for number, place in zip(map(int, marks), accumulate(map(len, texts)), strict=False):
             places.setdefault(number, []).append(place)
         return {
-            number: found[self._own_marks(turns, number, len(found)) - 1]
+            number: found[self._count_own_marks(turns, number, len(found)) - 1]
             for number, found in places.items()
         }
 
-    def _omission(self, number: int) -> str:
+    def _describe_omission(self, number: int) -> str:
         """Return why a turn's text is not in the rendering."""
         calls = self._turns[number].get("tool_calls") or [{}]
         name = calls[-1].get("function", calls[-1]).get("name")
@@ -164,26 +166,26 @@ class AnswerFinder:
             " or use a template that writes it"
         )
 
-    def _own_marks(self, turns: list[Turn], number: int, most: int) -> int:
+    def _count_own_marks(self, turns: list[Turn], number: int, most: int) -> int:
         """Return how often a template writes a turn's mark in that turn.
 
         Some write the name of a called tool again, in the turn with its result.
         """
         if most == 1 or number == len(turns) - 1:
             return most
-        return min(max(len(END_MARK.findall(self._rendered_alone(number))), 1), most)
+        return min(max(len(END_MARK.findall(self._render_through(number))), 1), most)
 
-    def _rendered_alone(self, number: int) -> str:
+    def _render_through(self, number: int) -> str:
         """Return the conversation up to a turn, which is marked."""
         turns = self._turns[:number]
         try:
-            return self._render([*turns, with_end_mark(self._turns[number], number)], False)
+            return self._render([*turns, insert_end_mark(self._turns[number], number)], False)
         except ConversationError:
             if any(turn["role"] == "user" for turn in turns):
                 raise
             raise ConversationError(FIRST) from None
 
-    def start(self, number: int, said: dict[int, int]) -> AnswerStart:
+    def find_start(self, number: int, text_ends: dict[int, int]) -> AnswerStart:
         """Return where an answer begins.
 
         Args:
@@ -195,28 +197,31 @@ class AnswerFinder:
         before = self._turns[:number]
         first = all(turn["role"] != "user" for turn in before)
         closing = end_of((before[-1].get("content") or "") if before else "")
-        asked = self._prompt(before, closing) if first else self._render(before, True)
+        asked = self._render_first_prompt(before, closing) if first else self._render(before, True)
         if asked is not None:
-            begin = answer_start(asked, self._text)
-            if begin is not None and begin <= said[number]:
+            begin = find_answer_start(asked, self._text)
+            if begin is not None and begin <= text_ends[number]:
                 return AnswerStart(asked, begin, asked[begin:])
-        asking = self._asking(self._turns if asked is None else before)
+        asking = self._find_generation_prompt(self._turns if asked is None else before)
         asked = asked if asked is not None else asking
-        bounds = max((place for n, place in said.items() if n < number), default=0), said[number]
-        found = moved_start(asked, asking, self._text, self._markup, bounds, closing)
+        bounds = (
+            max((place for n, place in text_ends.items() if n < number), default=0),
+            text_ends[number],
+        )
+        found = find_moved_start(asked, asking, self._text, self._markup, bounds, closing)
         if found is None:
             if first:
                 raise ConversationError(FIRST)
-            raise ConversationError(self._change(number))
+            raise ConversationError(self._describe_change(number))
         begin, opened = found
-        alike = says_the_same(asked[: len(asked) - len(opened)], self._text[:begin])
+        alike = has_same_text(asked[: len(asked) - len(opened)], self._text[:begin])
         return AnswerStart(asked, begin, opened, not alike and not first)
 
-    def _change(self, number: int) -> str:
+    def _describe_change(self, number: int) -> str:
         last = number == len(self._turns) - 1
         return f"{changed_text(number)}; {_LAST_REMEDY if last else REMEDY}"
 
-    def _prompt(self, before: list[Turn], closing: str) -> str | None:
+    def _render_first_prompt(self, before: list[Turn], closing: str) -> str | None:
         """Return the prompt for an answer before which no user spoke, None if there is none.
 
         Most templates want a user's turn, and some write a system's text into that.
@@ -229,14 +234,14 @@ class AnswerFinder:
             return asked if closing in "".join(asked.split()) else None
         return None
 
-    def _asking(self, turns: list[Turn]) -> str:
+    def _find_generation_prompt(self, turns: list[Turn]) -> str:
         """Return what the template adds to some turns to ask for an answer, if it only adds."""
         with contextlib.suppress(ConversationError):
             asked, whole = self._render(turns, True), self._render(turns, False)
             return asked.removeprefix(whole) if asked.startswith(whole) else ""
         return ""
 
-    def _late_end(self, alone: str) -> str:
+    def _find_late_end(self, alone: str) -> str:
         """Return the end of the last answer if the template writes it only before another turn.
 
         GLM's models stop at the token that begins that turn.
@@ -248,14 +253,14 @@ class AnswerFinder:
             return ""
         *before, last = self._turns
         role = "tool" if last.get("tool_calls") else "user"
-        longer = [*before, with_end_mark(last, 0), {"role": role, "content": "x"}]
+        longer = [*before, insert_end_mark(last, 0), {"role": role, "content": "x"}]
         with contextlib.suppress(ConversationError):
             parts = END_MARK.split(self._render(longer, False))
-            if end := self._stop_after(alone, "".join(parts[2:3])):
+            if end := self._match_stop_token(alone, "".join(parts[2:3])):
                 return end[0]
         return ""
 
-    def _stop_after(self, alone: str, within: str) -> re.Match[str] | None:
+    def _match_stop_token(self, alone: str, within: str) -> re.Match[str] | None:
         """Return the token at which the model stops, after an answer to which none belongs.
 
         Args:
@@ -268,38 +273,42 @@ class AnswerFinder:
         found = self._markup.match(within, len(within) - len(within[len(bare) :].lstrip()))
         return found if found is not None and found[0] in self._ends else None
 
-    def _answer_end(self, number: int, start: AnswerStart, said: int) -> int:
+    def _find_answer_end(self, number: int, start: AnswerStart, text_end: int) -> int:
         """Return where an answer ends.
 
         Args:
             said: where its last text ends.
         """
-        within = alone = self._text[said:]
+        within = alone = self._text[text_end:]
         if number < len(self._turns) - 1:
-            alone = END_MARK.split(self._rendered_alone(number))[-1]
-        if stop := self._stop_after(alone, within):
-            return said + stop.end()
-        always = ends_alike(start.asked, self._text, self._markup) and self._asks_always
-        end = self._end(alone, within, always)
+            alone = END_MARK.split(self._render_through(number))[-1]
+        if stop := self._match_stop_token(alone, within):
+            return text_end + stop.end()
+        always = has_same_ending(start.asked, self._text, self._markup) and self._asks_always
+        end = self._measure_ending(alone, within, always)
         if end is None:
-            end = self._other_end(self._turns[:number], alone, within)
+            end = self._measure_other_ending(self._turns[:number], alone, within)
         if end is None:
-            end = self._call_end(number, alone, within)
+            end = self._measure_call_ending(number, alone, within)
         if end is None:
             raise ConversationError(
                 f"the chat template ends turn {number + 1} differently if more turns follow;"
                 f" {REMEDY}"
             )
-        answer = self._text[start.begin : said]
-        return said + self._before_header(number, answer, self._text[said : said + end])
+        answer = self._text[start.begin : text_end]
+        return text_end + self._measure_before_header(
+            number, answer, self._text[text_end : text_end + end]
+        )
 
-    def _before_header(self, number: int, answer: str, closing: str) -> int:
+    def _measure_before_header(self, number: int, answer: str, closing: str) -> int:
         """Return how much of what ends an answer is before the header of another turn.
 
         Command R+'s writes instructions after the last turn, whatever that is.
         """
         tokens = list(self._markup.finditer(closing))
-        if len(tokens) > 1 and (header := self._markup.match(self._asking(self._turns[:number]))):
+        if len(tokens) > 1 and (
+            header := self._markup.match(self._find_generation_prompt(self._turns[:number]))
+        ):
             for token in tokens:
                 if token[0] == header[0] and header[0] not in answer:
                     return len(closing[: token.start()].rstrip())
@@ -310,7 +319,7 @@ class AnswerFinder:
         """Whether the template writes the same, asked for an answer or not."""
         return self._render(self._turns, True) == self._render(self._turns, False)
 
-    def _end(self, alone: str, within: str, always: bool) -> int | None:
+    def _measure_ending(self, alone: str, within: str, always: bool) -> int | None:
         """Return how much of `within` ends an answer, None if that is unclear.
 
         Args:
@@ -320,7 +329,9 @@ class AnswerFinder:
         """
         if always and (end := self._markup.search(within)):
             return end.end()
-        common = alone if within.startswith(alone) else common_start(alone, within, self._markup)
+        common = (
+            alone if within.startswith(alone) else find_common_prefix(alone, within, self._markup)
+        )
         if common != alone:  # some end the last turn with one more token: take the common part
             ends = [match.end() for match in self._markup.finditer(common)]
             if not ends:
@@ -328,13 +339,13 @@ class AnswerFinder:
             common = common[: ends[-1]]
         return len(common.rstrip()) or len(common)
 
-    def _other_end(self, before: list[Turn], alone: str, within: str) -> int | None:
+    def _measure_other_ending(self, before: list[Turn], alone: str, within: str) -> int | None:
         """Return how much of `within` ends an answer that ends otherwise as the last turn.
 
         Its end is the token that ends it as the last turn, after other white space, or the token
         that ends the turn before it; gpt-oss ends only the last answer with one of its own.
         """
-        common = len(common_start(alone, within, self._markup))
+        common = len(find_common_prefix(alone, within, self._markup))
         rest = within[common:]
         token = self._markup.match(rest.lstrip())
         if token is None:
@@ -345,7 +356,7 @@ class AnswerFinder:
                 return None
         return within.index(token[0], common) + len(token[0])
 
-    def _call_end(self, number: int, alone: str, within: str) -> int | None:
+    def _measure_call_ending(self, number: int, alone: str, within: str) -> int | None:
         """Return how much of `within` ends a call of which more is written before another turn.
 
         Apriel's writes the call's id only before its result.

@@ -17,14 +17,14 @@ _CLOSED = re.compile(r"<([^<>/\s]*(?i:think|thought|reason)[^<>/\s]*)>.*?</\1>",
 _ONE_TAG = re.compile(r"\s*<[^<>/\s]+>\s*")
 
 
-def answer_start(asked: str, text: str) -> int | None:
+def find_answer_start(asked: str, text: str) -> int | None:
     """Return where an answer begins in a conversation; None if its prompt is another text.
 
     That is after the prompt, or before the reasoning that the prompt alone opens.
     """
     if text.startswith(asked):
         return len(asked)
-    common = len(common_start(asked, text, _TAG))
+    common = len(find_common_prefix(asked, text, _TAG))
     opener = _REASONING.search(asked)
     if opener is not None and not asked[common : opener.start()].strip():
         return min(common, opener.start())
@@ -36,7 +36,7 @@ def end_of(text: str) -> str:
     return "".join(text.split())[-8:]
 
 
-def moved_start(
+def find_moved_start(
     asked: str,
     asking: str,
     text: str,
@@ -63,10 +63,10 @@ def moved_start(
     header = asked[begin:]
     opener = _REASONING.search(header)
     core = header[: opener.start()] if opener and opener.start() else header
-    floor, said = bounds
+    floor, text_end = bounds
     agreed: dict[int, str] = {}
     place = text.find(core, floor)
-    while 0 <= place <= said - len(core):
+    while 0 <= place <= text_end - len(core):
         pairs = zip(
             *(reversed("".join(t.split())) for t in (asked[:begin], text[:place])), strict=False
         )
@@ -78,26 +78,26 @@ def moved_start(
         closing not in agreed[best[0]] and (agreed.keys() != {*best} or core not in asking)
     ):
         return None
-    length = answer_start(header, text[best[0] :])
-    if length is None or best[0] + length > said:
+    length = find_answer_start(header, text[best[0] :])
+    if length is None or best[0] + length > text_end:
         return None
     return best[0] + length, header[length:]
 
 
-def says_the_same(asked: str, text: str) -> bool:
+def has_same_text(asked: str, text: str) -> bool:
     """Return whether two texts differ in white space and closed reasonings alone."""
     one, other = ("".join(_CLOSED.sub("", each).split()) for each in (asked, text))
     return one == other
 
 
-def ends_alike(one: str, other: str, markup: re.Pattern[str]) -> bool:
+def has_same_ending(one: str, other: str, markup: re.Pattern[str]) -> bool:
     """Return whether both texts end with the same token of the markup, or else the same line."""
     one, other = one.rstrip(), other.rstrip()
     tokens = [found for found in markup.finditer(one) if found.end() == len(one)]
     return other.endswith(tokens[0][0] if tokens else one.rpartition("\n")[2])
 
 
-def common_start(one: str, other: str, markup: re.Pattern[str]) -> str:
+def find_common_prefix(one: str, other: str, markup: re.Pattern[str]) -> str:
     """Return what both texts begin with, in whole tokens of the markup."""
     pairs = zip(one, other, strict=False)
     same = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
@@ -110,7 +110,7 @@ def common_start(one: str, other: str, markup: re.Pattern[str]) -> str:
     return one[: min(cut, default=same)]
 
 
-def continued_answer(turn: Turn, opened: str, written: str) -> str | None:
+def find_continued_answer(turn: Turn, opened: str, written: str) -> str | None:
     """Return an answer as it continues a prompt.
 
     None if it has no reasoning, if the template writes that, and if it is a call.

@@ -66,7 +66,7 @@ def _iter_row_groups(
     whole: dict[tuple[str, ...], Any] = {(): file}
     for group in range(file.metadata.num_row_groups):
         try:
-            kept = _dictionaries(stream, file.metadata.row_group(group), names, place)
+            kept = _choose_dictionary_columns(stream, file.metadata.row_group(group), names, place)
         except ValueError as error:
             raise InputError(f"{place}: is cut or damaged: {error}; copy it again") from None
         if kept not in whole:
@@ -81,7 +81,9 @@ def _is_chosen(path: str, names: Iterable[str]) -> bool:
     return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
-def _dictionaries(stream: BinaryIO, group: Any, names: list[str], place: str) -> tuple[str, ...]:
+def _choose_dictionary_columns(
+    stream: BinaryIO, group: Any, names: list[str], place: str
+) -> tuple[str, ...]:
     """Return the columns of a row group whose texts are to stay in their dictionary.
 
     Raises:

@@ -39,7 +39,7 @@ def _one_after_another(stream: BinaryIO) -> Iterator[int]:
     while found := _read_message(stream, at):
         yield at
         tree, body = found
-        at = body + tree.long(3)
+        at = body + tree.read_long(3)
 
 
 def _iter_blocks(stream: BinaryIO) -> Iterator[int]:
@@ -50,9 +50,9 @@ def _iter_blocks(stream: BinaryIO) -> Iterator[int]:
     if not 0 < size <= min(_LONGEST, end):
         raise ValueError("its end is damaged")
     stream.seek(end - size)
-    footer = _Table.root(stream.read(size))
+    footer = _Table.parse_root(stream.read(size))
     for field in (2, 3):  # dictionaries, batches
-        for place in footer.vector(field, 24):
+        for place in footer.iter_vector(field, 24):
             yield struct.unpack_from("<q", footer.data, place)[0]
 
 
@@ -64,7 +64,7 @@ def _read_message(stream: BinaryIO, at: int) -> tuple[_Table, int] | None:
         (size,) = struct.unpack("<I", stream.read(4))
     if size > _LONGEST:
         raise ValueError("a message is damaged")
-    return (_Table.root(stream.read(size)), stream.tell()) if size else None
+    return (_Table.parse_root(stream.read(size)), stream.tell()) if size else None
 
 
 def _read_unpacked_size(stream: BinaryIO, at: int) -> tuple[int, int]:
@@ -73,13 +73,13 @@ def _read_unpacked_size(stream: BinaryIO, at: int) -> tuple[int, int]:
     if found is None:
         return 0, 0
     message, body = found
-    kind, batch = message.byte(1), message.table(2)
+    kind, batch = message.read_byte(1), message.read_table(2)
     if kind == _DICTIONARY and batch is not None:
-        batch = batch.table(1)
-    if kind not in (_DICTIONARY, _BATCH) or batch is None or batch.table(3) is None:
+        batch = batch.read_table(1)
+    if kind not in (_DICTIONARY, _BATCH) or batch is None or batch.read_table(3) is None:
         return kind, 0
     total = 0
-    for place in batch.vector(2, 16):
+    for place in batch.iter_vector(2, 16):
         offset, length = struct.unpack_from("<qq", batch.data, place)
         if length >= 8:
             stream.seek(body + offset)
@@ -94,38 +94,38 @@ class _Table:
         self.data, self._at = data, at
 
     @classmethod
-    def root(cls, data: bytes) -> _Table:
+    def parse_root(cls, data: bytes) -> _Table:
         return cls(data, struct.unpack_from("<I", data)[0])
 
-    def _field(self, number: int) -> int | None:
+    def _find_field(self, number: int) -> int | None:
         known = self._at - struct.unpack_from("<i", self.data, self._at)[0]
         if 4 + 2 * number >= struct.unpack_from("<H", self.data, known)[0]:
             return None
         offset = struct.unpack_from("<H", self.data, known + 4 + 2 * number)[0]
         return self._at + offset if offset else None
 
-    def byte(self, number: int) -> int:
-        at = self._field(number)
+    def read_byte(self, number: int) -> int:
+        at = self._find_field(number)
         return 0 if at is None else self.data[at]
 
-    def long(self, number: int) -> int:
-        at = self._field(number)
+    def read_long(self, number: int) -> int:
+        at = self._find_field(number)
         found = 0 if at is None else struct.unpack_from("<q", self.data, at)[0]
         if found < 0:
             raise ValueError("a message is damaged")
         return found
 
-    def _target(self, number: int) -> int | None:
-        at = self._field(number)
+    def _follow_offset(self, number: int) -> int | None:
+        at = self._find_field(number)
         return None if at is None else at + struct.unpack_from("<I", self.data, at)[0]
 
-    def table(self, number: int) -> _Table | None:
-        at = self._target(number)
+    def read_table(self, number: int) -> _Table | None:
+        at = self._follow_offset(number)
         return None if at is None else _Table(self.data, at)
 
-    def vector(self, number: int, width: int) -> Iterator[int]:
+    def iter_vector(self, number: int, width: int) -> Iterator[int]:
         """Yield the places of a vector's structs."""
-        if (at := self._target(number)) is not None:
+        if (at := self._follow_offset(number)) is not None:
             count = struct.unpack_from("<I", self.data, at)[0]
             if count * width > len(self.data):
                 raise ValueError("a message is damaged")

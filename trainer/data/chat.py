@@ -74,12 +74,12 @@ def check_plain(sample: Sample) -> None:
         )
 
 
-def pieces(messages: tuple[ChatMessage, ...], form: ChatFormat) -> Iterator[ChatPiece]:
+def iter_pieces(messages: tuple[ChatMessage, ...], form: ChatFormat) -> Iterator[ChatPiece]:
     """Yield the conversation from its first turn to its last."""
     for message in messages:
-        spoken = message.target
+        is_target = message.target
         yield ChatPiece(form.before.format(role=message.role), markup=True, target=False)
-        yield ChatPiece(message.content, markup=False, target=spoken)
-        yield ChatPiece(form.end, markup=True, target=spoken)
+        yield ChatPiece(message.content, markup=False, target=is_target)
+        yield ChatPiece(form.end, markup=True, target=is_target)
         if form.after:
             yield ChatPiece(form.after, markup=True, target=False)

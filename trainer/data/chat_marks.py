@@ -25,7 +25,7 @@ END_MARK = re.compile(f"{_HERE}([0-9]+){_HERE}")
 RESERVED = re.compile("[\ufdd0-\ufdef]")
 
 
-def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+def compile_alternatives(texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that finds the longest of some texts; of none it finds nothing."""
     longest = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest)) or "(?!)")
@@ -65,7 +65,7 @@ def mark_special_tokens(value: Any, special: re.Pattern[str]) -> Any:
     return special.sub(f"{FORGED}\\g<0>{FORGED_END}", value)
 
 
-def with_end_mark(turn: Turn, number: int) -> Turn:
+def insert_end_mark(turn: Turn, number: int) -> Turn:
     """Return an assistant's turn with its number as a mark inside its last text."""
     mark = f"{_HERE}{number}{_HERE}"
     *calls, last = turn.get("tool_calls") or [{}]
@@ -84,14 +84,14 @@ def with_end_mark(turn: Turn, number: int) -> Turn:
     return {**turn, **texts}
 
 
-def with_mark(turn: Turn) -> Turn:
+def insert_mark(turn: Turn) -> Turn:
     """Return a turn with a mark in the middle of its text, where no template compares it."""
     text = turn["content"]
     return {**turn, "content": f"{text[: len(text) // 2]}{SEEN}{text[len(text) // 2 :]}"}
 
 
-def generated_spans(
-    text: str, said: dict[int, int], targets: Sequence[int]
+def find_generated_spans(
+    text: str, text_ends: dict[int, int], targets: Sequence[int]
 ) -> dict[int, list[Span]]:
     """Return the parts of each turn that a template marks as generated.
 
@@ -105,10 +105,10 @@ def generated_spans(
     part = f"{LEARNED}[^{LEARNED_END}]*{LEARNED_END}"
     for match in re.finditer(f"(?:{part})+", text):  # some mark a turn in several parts
         begin, end = match.span()
-        near = [number for number, place in said.items() if begin <= place <= end]
+        near = [number for number, place in text_ends.items() if begin <= place <= end]
         if not near:  # a part of the turn before or after it
-            before = [number for number, place in said.items() if place < begin]
-            after = [number for number, place in said.items() if place > end]
+            before = [number for number, place in text_ends.items() if place < begin]
+            after = [number for number, place in text_ends.items() if place > end]
             near = [*before[-1:], *after[:1]]
         if len({number in targets for number in near}) > 1:
             raise ConversationError(
@@ -122,7 +122,7 @@ def generated_spans(
     return spans
 
 
-def layout(rendered: str, learned: list[Span]) -> RenderedChat:
+def strip_marks(rendered: str, learned: list[Span]) -> RenderedChat:
     """Remove the marks from a rendering; `learned` counts the characters of `rendered`."""
     if not RESERVED.search(rendered):
         return RenderedChat(rendered, learned, [])

@@ -31,7 +31,7 @@ from trainer.data.answer_finder import (
     AnswerStart,
     changed_text,
 )
-from trainer.data.answer_start import answer_start
+from trainer.data.answer_start import find_answer_start
 from trainer.data.chat_marks import (
     FORGED,
     RESERVED,
@@ -39,15 +39,21 @@ from trainer.data.chat_marks import (
     ConversationError,
     RenderedChat,
     Turn,
-    any_of,
-    generated_spans,
-    layout,
+    compile_alternatives,
+    find_generated_spans,
+    insert_mark,
     mark_special_tokens,
-    with_mark,
+    strip_marks,
 )
 from trainer.data.lost_text import find_lost_text, shorten_text
 from trainer.data.tokenizer_folder import NAMES, TokenizerFolder
-from trainer.data.turn_forms import forms_of, template_turn, with_null, with_text, writes_python
+from trainer.data.turn_forms import (
+    find_forms,
+    null_missing_text,
+    stringify_arguments,
+    to_template_turn,
+    writes_python,
+)
 from trainer.data.turns import ChatMessage
 from trainer.model.formats import template_files
 from trainer.system.errors import InputError, first_line, plain_reason
@@ -82,7 +88,7 @@ class ChatTemplate:
         self._sources, self._tokens, self._on_lost = sources, tokens, on_lost
         self._forms: dict[str, list[Callable[[Turn], Turn]]] = {}
         self._today, self._ends = today, ends
-        self._special = any_of(special)
+        self._special = compile_alternatives(special)
         self._markup = re.compile(f"(?<!{FORGED})(?:{self._special.pattern})")
 
     @property
@@ -91,7 +97,7 @@ class ChatTemplate:
         asks = any("strftime_now" in source for source in self._sources.values())
         return self._today if asks else None
 
-    def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
+    def render_prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Return a conversation up to the assistant's next turn; none of it is learned.
 
         An answer at its end is left out; the prompt is then what precedes it in training.
@@ -100,36 +106,38 @@ class ChatTemplate:
             ConversationError: the template cannot express it.
         """
         if messages[-1].role != "assistant":
-            return layout(self._render_turns(messages, tools, asking=True)[0], [])
+            return strip_marks(self._render_turns(messages, tools, asking=True)[0], [])
         asked, _ = self._render_turns(messages[:-1], tools, asking=True)
         try:
             text, turns = self._render_turns(messages, tools)
         except ConversationError:  # the prompt does not need the answer
-            return layout(asked, [])
-        finder, last = self._finder(turns, tools, text), len(turns) - 1
+            return strip_marks(asked, [])
+        finder, last = self._create_finder(turns, tools, text), len(turns) - 1
         with contextlib.suppress(ConversationError):
-            begin = answer_start(asked, text)
+            begin = find_answer_start(asked, text)
             if begin is None:
-                start = finder.start(last, finder.text_ends([last]))
+                start = finder.find_start(last, finder.find_text_ends([last]))
             else:
                 start = AnswerStart(asked, begin, asked[begin:])
-            asked, _ = start.prompt(turns[last], text)
-        return layout(asked, [])
+            asked, _ = start.split_prompt_and_answer(turns[last], text)
+        return strip_marks(asked, [])
 
-    def lay_out(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
+    def render_conversation(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Return a whole conversation.
 
         Raises:
             ConversationError: the template cannot express it, or the assistant's turns of it.
         """
         text, turns = self._render_turns(messages, tools)
-        finder = self._finder(turns, tools, text)
-        spoken = [n for n, each in enumerate(messages) if each.role == "assistant"]
-        targets = [number for number in spoken if messages[number].learned]
-        if _GENERATION.search(self._source(tools)):
-            found = Answers(text, generated_spans(text, finder.text_ends(spoken), targets))
+        finder = self._create_finder(turns, tools, text)
+        assistant_turns = [n for n, each in enumerate(messages) if each.role == "assistant"]
+        targets = [number for number in assistant_turns if messages[number].learned]
+        if _GENERATION.search(self._select_source(tools)):
+            found = Answers(
+                text, find_generated_spans(text, finder.find_text_ends(assistant_turns), targets)
+            )
         else:
-            found = finder.find(targets)
+            found = finder.find_answers(targets)
         if found.changed is not None and self._on_lost == "refuse":
             raise ConversationError(
                 f"{changed_text(found.changed)}; {REMEDY}, or set data.lost_text: accept to learn"
@@ -145,9 +153,9 @@ class ChatTemplate:
         if lost is None and found.changed is not None:
             lost = f"the text before turn {found.changed + 1}"
         learned = sorted(span for number in targets for span in found.spans.get(number, ()))
-        return replace(layout(found.text, learned), lost=lost)
+        return replace(strip_marks(found.text, learned), lost=lost)
 
-    def _finder(self, turns: list[Turn], tools: Tools, text: str) -> AnswerFinder:
+    def _create_finder(self, turns: list[Turn], tools: Tools, text: str) -> AnswerFinder:
         def render(turns: Sequence[Turn], asking: bool) -> str:
             return self._render(turns, tools, asking=asking)
 
@@ -168,15 +176,15 @@ class ChatTemplate:
             name = tool.get("function", tool).get("name")
             if isinstance(name, str) and name not in text:
                 return f"the tool {name!r}"
-        heard = [
+        other_turns = [
             number
             for number, turn in enumerate(turns)
             if turn["role"] != "assistant" and str(turn.get("content", "")).strip()
         ]
         asking = answers.joined
         read = turns[:-1] if asking else turns
-        if self._count_rendered(read, tools, heard, asking) < len(heard):
-            for number in heard:
+        if self._count_rendered(read, tools, other_turns, asking) < len(other_turns):
+            for number in other_turns:
                 if not self._count_rendered(read, tools, [number], asking):
                     return f"turn {number + 1}, {shorten_text(messages[number].content)!r}"
         return None
@@ -185,7 +193,7 @@ class ChatTemplate:
         self, turns: list[Turn], tools: Tools, numbers: Sequence[int], asking: bool
     ) -> int:
         """Return how many of these turns' texts are in the rendering."""
-        marked = [with_mark(turn) if n in numbers else turn for n, turn in enumerate(turns)]
+        marked = [insert_mark(turn) if n in numbers else turn for n, turn in enumerate(turns)]
         return self._render(marked, tools, asking=asking).count(SEEN)
 
     def _render_turns(
@@ -197,14 +205,16 @@ class ChatTemplate:
         want a `content` that is null in a turn without a text.
         """
         turns = self._mark_turns(messages)
-        textual = [with_text(turn) for turn in turns]
+        textual = [stringify_arguments(turn) for turn in turns]
         try:
             text = self._render(turns, tools, asking=asking)
             if not any(writes_python(turn, text) for turn in turns):
                 return text, turns
             return self._render(textual, tools, asking=asking), textual
         except ConversationError as error:
-            null, textual_null = ([with_null(turn) for turn in each] for each in (turns, textual))
+            null, textual_null = (
+                [null_missing_text(turn) for turn in each] for each in (turns, textual)
+            )
             for other in (textual, null, textual_null):
                 with contextlib.suppress(ConversationError):
                     if other != turns:
@@ -214,7 +224,7 @@ class ChatTemplate:
                 raise ConversationError(f"{FIRST} ({error})") from None
             raise
 
-    def _source(self, tools: Tools) -> str:
+    def _select_source(self, tools: Tools) -> str:
         if tools and "tool_use" in self._sources:
             return self._sources["tool_use"]
         if "default" not in self._sources:
@@ -228,11 +238,11 @@ class ChatTemplate:
         *,
         asking: bool = False,
     ) -> str:
-        source = self._source(tools)
+        source = self._select_source(tools)
         own = mark_special_tokens(list(tools), self._special) or None
         if source not in self._forms:
             self._forms[source] = []  # while the forms are tried
-            self._forms[source] = forms_of(lambda each: self._render(each, tools))
+            self._forms[source] = find_forms(lambda each: self._render(each, tools))
         for form in self._forms[source]:
             turns = [form(turn) for turn in turns]
         return self._render_as_given(source, turns, own, asking)
@@ -259,7 +269,7 @@ class ChatTemplate:
         """
         return [
             mark_special_tokens(
-                template_turn(message),
+                to_template_turn(message),
                 self.own_markup if message.role == "assistant" else self._special,
             )
             for message in messages
@@ -280,7 +290,7 @@ class ChatTemplate:
             return self._special
         own = {self._tokens[name] for name in NAMES if name in self._tokens}
         own.update(*(self._special.findall(text) for text in texts))
-        return any_of(own)
+        return compile_alternatives(own)
 
 
 def read_chat_template(

@@ -23,12 +23,12 @@ Lines = Iterable[dict[str, object]]
 def write_shell_safety(output: Path, count: int, validation_count: int, seed: int) -> Path:
     """Write labelled scripts; see `write_corpus`."""
 
-    def lines(scripts: Iterable[Script]) -> Lines:
+    def iter_rows(scripts: Iterable[Script]) -> Lines:
         return ({"input": script.text, "label": script.label} for script in scripts)
 
     parts = {
-        "train": lines(generate("train", count, seed)),
-        "validation": lines(generate("validation", validation_count, seed)),
+        "train": iter_rows(generate("train", count, seed)),
+        "validation": iter_rows(generate("validation", validation_count, seed)),
     }
     return write_corpus(output, parts)
 

@@ -41,11 +41,11 @@ class DocumentTokens(Protocol):
 
     def __len__(self) -> int: ...
 
-    def sizes(self) -> Iterator[int]:
+    def iter_sizes(self) -> Iterator[int]:
         """Yield the bytes of each document's text."""
         ...
 
-    def tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
+    def iter_tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
         """Yield numbers of documents, their token ids, at least one, and which are learned.
 
         None for a text, all of which is learned.
@@ -105,13 +105,13 @@ class EncodedDocuments:
     def __len__(self) -> int:
         return self._begins[-1]
 
-    def sizes(self) -> Iterator[int]:
+    def iter_sizes(self) -> Iterator[int]:
         """Yield the bytes of each document's text."""
         for rows in self._rows:
             for batch in rows.iter_column("size"):
                 yield from batch.tolist()
 
-    def tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
+    def iter_tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
         """Yield numbers of documents, their token ids, and which are learned."""
         for number in range(first, stop):
             part = bisect_right(self._begins, number) - 1
@@ -129,11 +129,11 @@ class ReadDocuments:
     def __len__(self) -> int:
         return len(self._documents)
 
-    def sizes(self) -> Iterator[int]:
+    def iter_sizes(self) -> Iterator[int]:
         """Yield the bytes of each document's text."""
         return map(size_of, self._documents)
 
-    def tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
+    def iter_tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
         """Yield numbers of documents, their token ids, and which are learned."""
         sizes = (size_of(self._documents[number]) for number in range(first, stop))
         for begin, end in group_documents(sizes, _BATCH_BYTES):
@@ -147,11 +147,11 @@ class ReadDocuments:
                     try:
                         ids, labels = self._encoder.encode(sample)
                     except ConversationError as error:
-                        source = self._documents.source(number)
+                        source = self._documents.describe_location(number)
                         raise InputError(f"{source}: {error}") from None
                     learned = np.array(labels) != IGNORED
                 if not ids:
-                    source = self._documents.source(number)
+                    source = self._documents.describe_location(number)
                     raise InputError(f"{source}: the tokenizer returns no token for it")
                 yield number, ids, learned
 

@@ -94,25 +94,27 @@ class Documents(Sequence[Sample]):
         path, line = self._places[self._place[index]][0], self._line[index]
         try:
             if line:
-                sample = parse_sample(parse_line(self._bytes(index)), line)
+                sample = parse_sample(parse_line(self._read_line(index)), line)
             else:
                 assert path is not None, "a text is never copied"
                 sample = _read_text(path)
         except (BadLineError, _NoDocumentError):
             sample = None
         if sample is None or sample.digest()[:8] != self._marks[index].to_bytes(8, "little"):
-            raise InputError(f"{self.source(index)}: has changed since it was first read")
+            raise InputError(
+                f"{self.describe_location(index)}: has changed since it was first read"
+            )
         return sample
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
-    def source(self, index: int) -> str:
+    def describe_location(self, index: int) -> str:
         """Return a document's place, as `file`, `file:line` or `file: row N`."""
         line = self._line[index]
         return self._places[self._place[index]][1] + (str(line) if line else "")
 
-    def _bytes(self, index: int) -> bytes:
+    def _read_line(self, index: int) -> bytes:
         """Return the line of a document."""
         path = self._places[self._place[index]][0]
         begin, size = self._begin[index], self._size[index]
@@ -131,11 +133,11 @@ class Documents(Sequence[Sample]):
                 except _NoDocumentError as error:
                     put_aside(texts.left_out, str(error), [str(file.relative_to(path))])
             self.left_out.update({reason: len(each) for reason, each in texts.left_out.items()})
-            if note := texts.note(path):
+            if note := texts.describe(path):
                 log.info(note)
             return
         found = find_data(path)
-        if note := found.note(path):
+        if note := found.describe(path):
             log.info(note)
         for file in found.files:
             named = path if found.piped else file

@@ -248,15 +248,15 @@ def open_encoded(
     entry = RowEntry(path, files, settings, encoder, hash_files([path]).hexdigest(), fraction)
     try:
         name = f"rows-{_NOT_IN_NAMES.sub('_', path.stem)[:40]}"
-        folder = ensure_entry(name, entry.key, entry.files)
+        folder = ensure_entry(name, entry.key, entry.iter_files)
     except IrregularError:
         return None
     except StorageError as error:
         log.warning("%s; the rows of %s are not cached", error, path)
         return None
     finally:
-        entry.end()
-    if note := files.note(path):
+        entry.close()
+    if note := files.describe(path):
         log.info("%s", note)
     tree = json.loads((folder / PARTS).read_text())
     parts = [Part(**part) for part in tree["parts"]]
@@ -266,7 +266,7 @@ def open_encoded(
     answers = 2 if settings.task == "dpo" else 1
     rows = [EncodedRows(folder, *each, answers) for each in zip(parts, chosen, strict=False)]
     keys = count_keys(settings.task, settings.classes)
-    keys.merge(tree["keys"])
+    keys.merge_counts(tree["keys"])
     held_out = rows[1] if fraction else None
     return EncodedFile(
         path, keys.report(), tree["labels"], keys.shapes, rows[0], held_out, settings

@@ -12,10 +12,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from trainer.config.data import TEMPLATE_DATE, LostText
-from trainer.data.chat import chat_format, check_plain, pieces
-from trainer.data.chat_marks import ConversationError, RenderedChat, any_of
+from trainer.data.chat import chat_format, check_plain, iter_pieces
+from trainer.data.chat_marks import ConversationError, RenderedChat, compile_alternatives
 from trainer.data.chat_template import read_chat_template
-from trainer.data.first_space import without_first_space
+from trainer.data.first_space import remove_first_space
 from trainer.data.shapes import Sample
 from trainer.data.text_stream import TextStream
 from trainer.data.tokenizer_folder import TokenizerFolder
@@ -25,7 +25,7 @@ from trainer.model.safetensors_headers import read_object
 
 IGNORED = -100
 """Marks a token without loss, as in torch's cross-entropy."""
-_SAID = "Good morning"  # an answer that is no part of any markup
+_SAMPLE_ANSWER = "Good morning"  # an answer that is no part of any markup
 _CALL = {
     "id": "call00001",
     "type": "function",
@@ -52,7 +52,7 @@ class EncoderSource:
     model: str
     """The model's folder."""
 
-    def open(self) -> Encoder:
+    def open_encoder(self) -> Encoder:
         """Return an encoder of these."""
         return Encoder(Path(self.tokenizer), self.lost_text, self.today, Path(self.model))
 
@@ -93,7 +93,7 @@ class Encoder:
         named = frozenset(each for each in ends if each is not None)
         self.template = read_chat_template(folder, special, lost_text, today, named)
         """The publisher's chat template, if the tokenizer has one."""
-        self._special = any_of(special)
+        self._special = compile_alternatives(special)
         self.format = chat_format(special)
         """The layout without a template."""
         self._markup = lru_cache(64)(self._read_markup)
@@ -129,7 +129,7 @@ class Encoder:
             ConversationError: the chat template cannot express it.
         """
         if sample.messages and self.template is not None:
-            chat = self.template.lay_out(sample.messages, sample.tools)
+            chat = self.template.render_conversation(sample.messages, sample.tools)
             return *self._tokenise(chat), chat.lost
         return *self.encode(sample), None
 
@@ -157,10 +157,10 @@ class Encoder:
             ConversationError: the chat template cannot express it.
         """
         if self.template is not None:
-            return self._tokenise(self.template.lay_out(sample.messages, sample.tools))
+            return self._tokenise(self.template.render_conversation(sample.messages, sample.tools))
         ids, labels = list(self.prefix), [IGNORED] * len(self.prefix)
         check_plain(sample)
-        for piece in pieces(sample.messages, self.format):
+        for piece in iter_pieces(sample.messages, self.format):
             part = self._markup(piece.text) if piece.markup else self._encode_plain(piece.text)
             ids += part
             labels += part if piece.target else [IGNORED] * len(part)
@@ -185,7 +185,7 @@ class Encoder:
             ConversationError: the chat template cannot express it.
         """
         if self.template is not None:
-            return self.template.lay_out(sample.messages, sample.tools).lost
+            return self.template.render_conversation(sample.messages, sample.tools).lost
         return check_plain(sample)
 
     def remark_answers(self, sample: Sample) -> str | None:
@@ -209,7 +209,7 @@ class Encoder:
     @cached_property
     def ends_answers(self) -> bool:
         """Whether a learned answer of a conversation ends with a token that ends texts."""
-        return self._learns_end(ChatMessage("assistant", _SAID))
+        return self._learns_end(ChatMessage("assistant", _SAMPLE_ANSWER))
 
     @cached_property
     def _ends_calls(self) -> bool:
@@ -256,7 +256,7 @@ class Encoder:
             (ids,) = self.encode_texts([Sample(sample.prompt or sample.text)])
             return ids[:-1] if ids and ids[-1] == self.end else ids
         if self.template is not None:
-            ids, _ = self._tokenise(self.template.prompt(sample.messages, sample.tools))
+            ids, _ = self._tokenise(self.template.render_prompt(sample.messages, sample.tools))
             return ids
         messages = sample.messages
         if messages[-1].role == "assistant":
@@ -269,7 +269,7 @@ class Encoder:
     def answer_stream(
         self, sample: Sample, prompt: Sequence[int], markers: Sequence[str] = ()
     ) -> TextStream:
-        """Return what reads the text of an answer to a prompt, which `prompt` gave of a sample.
+        """Return a stream of the text of an answer to a prompt of `encode_prompt`.
 
         The text goes on from the prompt's; an answer that is laid out as a text of its own is one.
 
@@ -283,7 +283,7 @@ class Encoder:
 
     @cached_property
     def _continuing(self) -> Tokenizer:
-        return without_first_space(self.tokenizer)
+        return remove_first_space(self.tokenizer)
 
     @cached_property
     def stops(self) -> frozenset[int]:
@@ -308,13 +308,15 @@ class Encoder:
         """Return the first special token after an answer's text, None without one."""
         if self.template is None:
             return self.tokenizer.token_to_id(self.format.end) if self.format.required else None
-        turns = ChatMessage("user", "Hello"), ChatMessage("assistant", _SAID)
+        turns = ChatMessage("user", "Hello"), ChatMessage("assistant", _SAMPLE_ANSWER)
         try:
-            text = self.template.lay_out(turns, []).text
+            text = self.template.render_conversation(turns, []).text
         except ConversationError:
             return None
         self.tokenizer.encode_special_tokens = False
-        after = self.tokenizer.encode(text.rpartition(_SAID)[2], add_special_tokens=False).ids
+        after = self.tokenizer.encode(
+            text.rpartition(_SAMPLE_ANSWER)[2], add_special_tokens=False
+        ).ids
         added = self.tokenizer.get_added_tokens_decoder()
         ends = [token for token in after if token in added]
         # A template may end the text itself with markup of its own before the special token.

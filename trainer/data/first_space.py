@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 
-def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
+def remove_first_space(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer for texts that go on from another one.
 
     It is the same one if that puts no space before a text.

@@ -199,13 +199,13 @@ def _is_array(text: bytes) -> bool:
 def _check_unchanged(path: Path, stream: BinaryIO) -> Iterator[None]:
     """Check that a file is the same at the end: a half of each of two files is neither."""
 
-    def state(found: os.stat_result) -> tuple[int, ...]:
+    def get_identity(found: os.stat_result) -> tuple[int, ...]:
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
-    before = state(os.fstat(stream.fileno()))
+    before = get_identity(os.fstat(stream.fileno()))
     yield
     try:
-        same = state(path.stat()) == before
+        same = get_identity(path.stat()) == before
     except FileNotFoundError:
         same = False
     if not same:
@@ -254,7 +254,7 @@ def _read_any(
     begin = stream.readinto(bytearray(len(_MARK))) if head.startswith(_MARK) else 0
     text, source = head[begin:].lstrip(), f"{place}:"
     if _is_array(text):
-        elements = records.json_array(stream, f"{place}: element ", problems)
+        elements = records.read_json_array(stream, f"{place}: element ", problems)
         yield from records.rename_keys(elements, columns, problems)
     elif text.startswith(b"{"):
         if text.split(b"\n", 1)[0].strip() == b"{":
@@ -262,14 +262,14 @@ def _read_any(
                 f"{place}: has objects of several lines, expected one a line or an array of them:"
                 f" jq -c . FILE > NEW"
             )
-        lines = records.json_lines(stream, source, begin, problems)
+        lines = records.read_json_lines(stream, source, begin, problems)
         yield from records.rename_keys(lines, columns, problems)
     elif PurePath(name).suffix.lower() in TEXTS:
         yield from records.read_paragraphs(stream, source, problems)
     elif delimiter := _find_delimiter(name, text, columns):
         yield from read_table(stream, source, delimiter, columns, problems)
     else:
-        yield from records.json_lines(stream, source, begin, problems)
+        yield from records.read_json_lines(stream, source, begin, problems)
 
 
 def _read_zip(
@@ -288,7 +288,7 @@ def _read_zip(
         seen = [n for n in names if not any(p.startswith(hidden) for p in PurePath(n).parts)]
         if len(seen) > 1:
             found, left_out = choose_files(place, seen)
-            _log_once(DataFiles([*map(Path, found)], left_out=left_out).note(Path(place)))
+            _log_once(DataFiles([*map(Path, found)], left_out=left_out).describe(Path(place)))
             seen = found
         for name in seen:
             try:

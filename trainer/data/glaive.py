@@ -39,7 +39,7 @@ def read_chat(chat: str) -> tuple[ChatMessage, ...]:
         raise BadLineError("'chat' must begin with 'USER: '")
     ends = [*(mark.start() for mark in marks[1:]), len(chat)]
     turns = [
-        _turn(_ROLES[mark[1]], chat[mark.end() : end].strip())
+        _parse_turn(_ROLES[mark[1]], chat[mark.end() : end].strip())
         for mark, end in zip(marks, ends, strict=True)
     ]
     return tuple(turns)
@@ -66,16 +66,16 @@ def read_system(system: str) -> tuple[str, tuple[dict[str, Any], ...]]:
     return text[:begin].rstrip(), tuple(tools)
 
 
-def _turn(role: str, said: str) -> ChatMessage:
+def _parse_turn(role: str, text: str) -> ChatMessage:
     if role == "assistant":
-        said = said.removesuffix(_END).rstrip()
-        if _CALL in said:
-            before, _, called = said.partition(_CALL)
-            return ChatMessage(role, before.strip(), {"tool_calls": [_call(called.strip())]})
-    return ChatMessage(role, said)
+        text = text.removesuffix(_END).rstrip()
+        if _CALL in text:
+            before, _, called = text.partition(_CALL)
+            return ChatMessage(role, before.strip(), {"tool_calls": [_parse_call(called.strip())]})
+    return ChatMessage(role, text)
 
 
-def _call(text: str) -> dict[str, Any]:
+def _parse_call(text: str) -> dict[str, Any]:
     try:
         if quoted := _QUOTED.fullmatch(text):
             return make_call(quoted[1], json.loads(quoted[2].replace("\\'", "'")))

@@ -16,11 +16,11 @@ from trainer.data.shapes import Sample
 from trainer.data.survey import (
     Repetitions,
     check_conversations,
-    class_lines,
     count_classes,
+    describe_classes,
+    describe_lengths,
+    describe_repetitions,
     find_repetitions,
-    length_lines,
-    repetition_lines,
 )
 from trainer.data.text_stream import TextStream
 
@@ -63,7 +63,7 @@ class Inspection:
     """Validation samples."""
     examples: list[Example]
 
-    def lines(self) -> Iterator[str]:
+    def iter_lines(self) -> Iterator[str]:
         """Yield what the start of a run says, and the shapes."""
         yield f"task {self.task}"
         shapes = (f"{spelled} {count:,}" for spelled, count in self.shapes.items())
@@ -71,9 +71,9 @@ class Inspection:
         if self.measurement is None:
             yield f"{self.samples:,} samples; their tokens need --model"
         else:
-            yield from length_lines(self.measurement, self.max_seq_len)
-        yield from class_lines(self.classes)
-        yield from repetition_lines(self.repetitions, self.validation)
+            yield from describe_lengths(self.measurement, self.max_seq_len)
+        yield from describe_classes(self.classes)
+        yield from describe_repetitions(self.repetitions, self.validation)
         yield from self.unused
 
     def as_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Inspection:
             tokens = {
                 "total": found.tokens,
                 "longest": found.longest,
-                "histogram": [list(each) for each in found.histogram()],
+                "histogram": [list(each) for each in found.build_histogram()],
                 "max_seq_len": self.max_seq_len,
                 "cut_samples": found.cut,
                 "cut_tokens": found.lost,
@@ -104,7 +104,7 @@ class Inspection:
         }
 
 
-def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspection:
+def inspect_data(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspection:
     """Return what the data of a config holds; every training sample is measured.
 
     Args:
@@ -133,7 +133,7 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
         examples=[
             Example(
                 sample.place(file.path),
-                list(_pieces(sample, encoder, limit)),
+                list(_iter_pieces(sample, encoder, limit)),
                 None if sample.label is None else [*names][sample.label],
             )
             for sample in file.choose_examples(examples)
@@ -141,7 +141,7 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
     )
 
 
-def _pieces(sample: Sample, encoder: Encoder | None, limit: int) -> Iterator[Piece]:
+def _iter_pieces(sample: Sample, encoder: Encoder | None, limit: int) -> Iterator[Piece]:
     """Yield a sample's tokens as text, or its text without a tokenizer."""
     if encoder is None:
         for answer in sample.answers:

@@ -16,10 +16,10 @@ def read_instruction(tree: Tree, given: str) -> tuple[ChatMessage, ...]:
     asked = read_nonempty_text(tree, "instruction")
     if given in tree and (about := read_string(tree, given)).strip():
         asked = f"{asked}\n\n{about}"
-    return *_history(tree), ChatMessage("user", asked)
+    return *_read_history(tree), ChatMessage("user", asked)
 
 
-def _history(tree: Tree) -> list[ChatMessage]:
+def _read_history(tree: Tree) -> list[ChatMessage]:
     """Read the earlier rounds, each a pair of a question and its answer."""
     rounds = tree.get("history", [])
     if isinstance(rounds, str):
@@ -29,6 +29,6 @@ def _history(tree: Tree) -> list[ChatMessage]:
         if not isinstance(each, list) or len(each) != 2:
             raise BadLineError("'history' must be a list of pairs: [[question, answer], ...]")
         pair = {"'history' question": each[0], "'history' answer": each[1]}
-        said = [read_string(pair, key) for key in pair]
-        turns += ChatMessage("user", said[0]), ChatMessage("assistant", said[1])
+        texts = [read_string(pair, key) for key in pair]
+        turns += ChatMessage("user", texts[0]), ChatMessage("assistant", texts[1])
     return turns

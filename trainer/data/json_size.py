@@ -42,12 +42,12 @@ def json_size(pa: Any, array: Any) -> int:
 
 
 def _plain_size(pa: Any, kind: Any, count: int) -> int:
-    if pa.types.is_nested(kind) or not (pa.types.is_null(kind) or _width(kind)):
+    if pa.types.is_nested(kind) or not (pa.types.is_null(kind) or _get_bit_width(kind)):
         raise ValueError(f"{kind} is not read")
     return count * (4 if pa.types.is_null(kind) else 1)
 
 
-def _width(kind: Any) -> int:
+def _get_bit_width(kind: Any) -> int:
     try:
         return int(kind.bit_width)
     except ValueError:  # of no fixed size

@@ -74,12 +74,12 @@ def find_labels(
     """
     found = _Findings(path)
     if not _may_have_labels(path, columns):
-        for record in objects(path, columns, HEAD_BYTES):
+        for record in iter_objects(path, columns, HEAD_BYTES):
             found.add(record)
         if found.has_only_texts:
             return found.decide(tuple(base))
         found = _Findings(path)
-    for record in objects(path, columns):
+    for record in iter_objects(path, columns):
         found.add(record)
     return found.decide(tuple(base))
 
@@ -93,7 +93,7 @@ def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
     count, data = config.num_classes, Path(config.data.train)
     if count is None or config.class_names is not None:
         return config
-    labels = (record.tree.get(LABEL) for record in objects(data, config.data.columns))
+    labels = (record.tree.get(LABEL) for record in iter_objects(data, config.data.columns))
     first = unwrap_single(next((label for label in labels if label is not None), None))
     found = None
     # Numbers without names need no other look: the reader refuses words among them.
@@ -205,9 +205,9 @@ class _Findings:
         if len(self._kinds) > 1:
             kinds = ", ".join(f"a {kind} in {lines}" for kind, lines in self._kinds.items())
             raise InputError(f"{self._path}: the labels are of several kinds: {kinds}")
-        return self._classes(base)
+        return self._decide_classes(base)
 
-    def _classes(self, base: tuple[str, ...]) -> Labelling:
+    def _decide_classes(self, base: tuple[str, ...]) -> Labelling:
         kind = next(iter(self._kinds))
         if self._names:
             return Labelling("classify", base if set(self._names) <= set(base) else self._names)
@@ -249,7 +249,7 @@ class _Lines:
         return f"{self.count:,} {noun} ({places}{more})"
 
 
-def objects(
+def iter_objects(
     path: Path, columns: Mapping[str, str] | None = None, head: int | None = None
 ) -> Iterator[Record]:
     """Yield the objects of a data file; those that cannot be read are left to its reader.
@@ -278,12 +278,12 @@ def _may_have_labels(path: Path, columns: Mapping[str, str] | None) -> bool:
         found = find_data(path)
         if found.piped or not all(map(is_json_lines, found.files)):
             return True
-        return any(_holds(file, re.compile(keys), longest) for file in found.files)
+        return any(_has_match(file, re.compile(keys), longest) for file in found.files)
     except (InputError, OSError):
         return True  # its reader reports it
 
 
-def _holds(path: Path, pattern: re.Pattern[bytes], longest: int) -> bool:
+def _has_match(path: Path, pattern: re.Pattern[bytes], longest: int) -> bool:
     """Return whether a file has a match of a pattern, of at most so many bytes."""
     rest = b""
     with open_file(path) as file:

@@ -43,28 +43,28 @@ def measure_lengths(
     """
     encoder = Encoder(tokenizer_dir, "accept")  # the run itself refuses
     lengths: list[int] = []
-    for sample in _spread(path, classes, columns, pairs):
+    for sample in _sample_evenly(path, classes, columns, pairs):
         with contextlib.suppress(ConversationError):
             lengths += [len(encoder.encode(answer)[0]) for answer in sample.answers]
     return lengths
 
 
-def _spread(
+def _sample_evenly(
     path: Path, classes: Classes | None, columns: Mapping[str, str] | None, pairs: bool
 ) -> Iterator[Sample]:
     """Yield all samples of little data, else some from evenly spread places."""
     labels = None if classes is None else LabelColumn(classes)
     files = find_data(path).files
     if len(files) == 1 and not columns and is_json_lines(files[0]):
-        trees = _of_lines(files[0])
+        trees = _sample_json_lines(files[0])
     else:
-        trees = _of_records(record.tree for record in read_records(path, Problems(), columns))
+        trees = _thin_records(record.tree for record in read_records(path, Problems(), columns))
     for tree in trees:
         with contextlib.suppress(BadLineError):
             yield parse_sample(tree, 0, labels, pairs=pairs)
 
 
-def _of_records(trees: Iterator[Any]) -> Iterator[Any]:
+def _thin_records(trees: Iterator[Any]) -> Iterator[Any]:
     """Yield every n-th of the records, which are all read: only lines can be sought."""
     kept: list[Any] = []
     step = 1
@@ -78,14 +78,14 @@ def _of_records(trees: Iterator[Any]) -> Iterator[Any]:
     yield from kept[::share]
 
 
-def _of_lines(path: Path) -> Iterator[Any]:
+def _sample_json_lines(path: Path) -> Iterator[Any]:
     with open_file(path) as file:
-        for raw in _lines(file, path.stat().st_size):
+        for raw in _sample_lines(file, path.stat().st_size):
             with contextlib.suppress(ValueError, RecursionError):
                 yield json.loads(raw)
 
 
-def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+def _sample_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
     if size <= MEASURED_BYTES:
         yield from file
         return

@@ -25,10 +25,10 @@ def find_lost_text(message: ChatMessage, rendered: str) -> str | None:
         message: an assistant's turn.
         rendered: the part of the rendering that is learned for it.
     """
-    rest = _bare(rendered)
+    rest = _remove_whitespace(rendered)
     # Each piece is taken out once it is found; the longest first, as it is in no other.
-    for forms in sorted(_pieces(message), key=lambda forms: -len(forms[0])):
-        bare = next((form for form in map(_bare, forms) if form in rest), None)
+    for forms in sorted(_iter_text_forms(message), key=lambda forms: -len(forms[0])):
+        bare = next((form for form in map(_remove_whitespace, forms) if form in rest), None)
         if bare is None:
             return shorten_text(forms[0])
         rest = rest.replace(bare, "\0", 1)
@@ -41,7 +41,7 @@ def shorten_text(text: str) -> str:
     return words if len(words) <= SHOWN_CHARACTERS else f"{words[:SHOWN_CHARACTERS]}..."
 
 
-def _pieces(message: ChatMessage) -> Iterator[list[str]]:
+def _iter_text_forms(message: ChatMessage) -> Iterator[list[str]]:
     """Yield the texts of a turn, each in the forms in which a template may write it."""
     yield from ([part] for part in _TAGS.split(message.content) if part.strip())
     found = next((message.more[key] for key in REASONING if key in message.more), "")
@@ -51,7 +51,7 @@ def _pieces(message: ChatMessage) -> Iterator[list[str]]:
         if isinstance(name := function.get("name"), str):
             yield [name]
         for leaf in _iter_leaves(function.get("arguments")):
-            yield _forms(leaf)
+            yield _list_forms(leaf)
 
 
 def _iter_leaves(value: Any) -> Iterator[Any]:
@@ -67,12 +67,12 @@ def _iter_leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _forms(leaf: Any) -> list[str]:
+def _list_forms(leaf: Any) -> list[str]:
     """Return a leaf as text, and as JSON and Python write it."""
     written = {json.dumps(leaf, ensure_ascii=False), json.dumps(leaf), repr(leaf)}
     quoted = isinstance(leaf, str)
     return [str(leaf), *(form[1:-1] if quoted else form for form in written)]
 
 
-def _bare(text: str) -> str:
+def _remove_whitespace(text: str) -> str:
     return "".join(text.split())

@@ -57,7 +57,7 @@ class Measurement:
         self.unlearned += sample.label is None and nothing
         return sum(lengths)
 
-    def histogram(self) -> list[tuple[int, int]]:
+    def build_histogram(self) -> list[tuple[int, int]]:
         """Return how many measured samples have up to so many tokens, by powers of two."""
         first, last = min(self.powers, default=1), max(self.powers, default=0)
         limits = [1 << power for power in range(last.bit_length()) if first <= 1 << power <= last]

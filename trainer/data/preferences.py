@@ -164,8 +164,8 @@ def _read_dialogue(text: str, key: str) -> Turns:
     _, *parts = _SPEAKER.split(text.strip())
     roles = {"Human": "user", "Assistant": "assistant"}
     turns = tuple(
-        ChatMessage(roles[speaker], said.strip())
-        for speaker, said in zip(parts[::2], parts[1::2], strict=True)
+        ChatMessage(roles[speaker], words.strip())
+        for speaker, words in zip(parts[::2], parts[1::2], strict=True)
     )
     if turns[-1].role != "assistant" or not turns[-1].content:
         raise BadLineError(f"'{key}' is a dialogue that does not end with an answer")

@@ -80,12 +80,12 @@ class Problems:
             DataError: some were.
         """
         if self._places:
-            first, *others = map(self._line, self._places)
+            first, *others = map(self._describe_problem, self._places)
             if self._unnamed:
                 others.append(f"and {self._unnamed:,} more bad lines")
             raise DataError(first, others)
 
-    def _line(self, problem: str) -> str:
+    def _describe_problem(self, problem: str) -> str:
         first, *second = self._places[problem]
         same = self._counts[problem] - 1
         if not second:
@@ -94,7 +94,9 @@ class Problems:
         return f"{first}: {problem}; the same at {second[0]}{more}"
 
 
-def json_lines(stream: BinaryIO, source: str, begin: int, problems: Problems) -> Iterator[Record]:
+def read_json_lines(
+    stream: BinaryIO, source: str, begin: int, problems: Problems
+) -> Iterator[Record]:
     """Yield the JSON values of lines that are not blank; `begin` is the first line's byte."""
     number = 0
     while piece := stream.readline(MAX_RECORD_BYTES + 1):
@@ -147,22 +149,22 @@ def _describe_error(error: json.JSONDecodeError) -> str:
     return f"not JSON: {error.msg.removesuffix(' at')}"
 
 
-def json_array(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Record]:
+def read_json_array(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Record]:
     """Yield the elements of the JSON array that a stream holds.
 
     Only its syntax shows where an element ends, so the first error ends the reading.
     """
     text, number = _ArrayText(stream), 1
     try:
-        text.skip("[")
-        while text.next() != "]":
-            value = text.value()
+        text.skip_character("[")
+        while text.peek_character() != "]":
+            value = text.parse_value()
             yield Record(value, source, number)
             number += 1
-            if text.next() != "]":
-                text.skip(",")
-        text.skip("]")
-        if text.next():
+            if text.peek_character() != "]":
+                text.skip_character(",")
+        text.skip_character("]")
+        if text.peek_character():
             raise BadLineError("not JSON: the array ends, and more follows")
     except BadLineError as error:
         problems.add_problem(f"{source}{number}", f"{error} (line {text.line})")
@@ -181,28 +183,28 @@ class _ArrayText:
         """The line of the next character."""
         return self._passed + self._text.count("\n", 0, self._at)
 
-    def next(self) -> str:
+    def peek_character(self) -> str:
         """Return the next character that is no white space, "" at the end."""
         while True:
             while self._at < len(self._text):
                 if not (found := self._text[self._at]).isspace():
                     return found
                 self._at += 1
-            if not self._more():
+            if not self._read_more():
                 return ""
 
-    def skip(self, expected: str) -> None:
+    def skip_character(self, expected: str) -> None:
         """Pass a character.
 
         Raises:
             BadLineError: the next one is another.
         """
-        if (found := self.next()) != expected:
+        if (found := self.peek_character()) != expected:
             given = repr(found) if found else "the end of the file"
             raise BadLineError(f"not JSON: expected '{expected}', got {given}")
         self._at += 1
 
-    def value(self) -> Any:
+    def parse_value(self) -> Any:
         """Return the next value, and pass it.
 
         Raises:
@@ -211,19 +213,19 @@ class _ArrayText:
         while True:
             try:
                 found, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or not self._more():  # else a number may go on
+                if end < len(self._text) or not self._read_more():  # else a number may go on
                     self._at = end if end < len(self._text) else len(self._text)
                     return found
             except json.JSONDecodeError as error:
                 if len(self._text) - self._at > MAX_RECORD_BYTES:
                     limit = MAX_RECORD_BYTES >> 20
                     raise BadLineError(f"is longer than {limit} MiB, or not JSON") from None
-                if not self._more():
+                if not self._read_more():
                     raise BadLineError(_describe_error(error)) from None
             except (ValueError, RecursionError):
                 raise BadLineError(_TOO_MUCH) from None
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """Read on, twice as much for each repetition of a value; return whether there was more."""
         raw = self._stream.read(max(PIECE, len(self._text) - self._at))
         self._passed = self.line

@@ -25,7 +25,7 @@ from trainer.data.fitting import encode_answers
 from trainer.data.labels import Kind, LabelColumn
 from trainer.data.measurement import size_of
 from trainer.data.prompts import turns_before
-from trainer.data.records import Problems, json_lines, rename_keys
+from trainer.data.records import Problems, read_json_lines, rename_keys
 from trainer.data.sample import Sample
 from trainer.data.shapes import KeyCounts, parse_sample
 from trainer.data.values import BadLineError
@@ -77,7 +77,7 @@ class PieceReport:
     """Of `KeyCounts`."""
 
 
-def send(stream: IO[bytes], *parts: bytes | memoryview) -> None:
+def send_message(stream: IO[bytes], *parts: bytes | memoryview) -> None:
     """Write one message for each part."""
     for part in parts:
         stream.write(_LENGTH.pack(len(part)))
@@ -85,7 +85,7 @@ def send(stream: IO[bytes], *parts: bytes | memoryview) -> None:
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> bytes | None:
+def receive_message(stream: IO[bytes]) -> bytes | None:
     """Return the next message; None at the end of the stream, also within a message."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
@@ -100,7 +100,7 @@ class RowEncoder:
 
     def __init__(self, settings: EncoderSettings) -> None:
         self._settings = settings
-        self._encoder = settings.encoder and settings.encoder.open()
+        self._encoder = settings.encoder and settings.encoder.open_encoder()
         classes = settings.classes
         # JSON has no tuple.
         classes = classes if classes is None or isinstance(classes, int) else tuple(classes)
@@ -122,7 +122,7 @@ class RowEncoder:
         sizes: list[int] = []
         records: list[bytes | None] = []
         prompts = self._settings.prompts
-        lines = json_lines(io.BytesIO(piece), "", 0, problems)
+        lines = read_json_lines(io.BytesIO(piece), "", 0, problems)
         for record in rename_keys(lines, self._settings.columns, problems):
             try:
                 sample = parse_sample(
@@ -135,7 +135,7 @@ class RowEncoder:
                 keys.add(record.tree, sample)
             except BadLineError as error:
                 raise InputError(str(error)) from None
-            for tokens, targets in self._rows(sample, report):
+            for tokens, targets in self._encode_rows(sample, report):
                 ids.append(tokens)
                 learned.append(targets)
                 labels.append(sample.label)
@@ -144,7 +144,7 @@ class RowEncoder:
             tree = json.dumps(record.tree).encode() if prompts else None
             records += [tree] * len(sample.answers)
         problems.raise_if_any()
-        report.keys = keys.counts()
+        report.keys = keys.export_counts()
         report.kind = self._labels and self._labels.kind
         batch = pa.record_batch([ids, learned, labels, digests, sizes, records], schema=SCHEMA)
         sink = pa.BufferOutputStream()
@@ -152,7 +152,7 @@ class RowEncoder:
             writer.write_batch(batch)
         return report, sink.getvalue().to_pybytes()
 
-    def _rows(
+    def _encode_rows(
         self, sample: Sample, report: PieceReport
     ) -> list[tuple[list[int], NDArray[np.bool_]]]:
         """Return of each answer of a sample the tokens, and which are targets; note what it is."""
@@ -170,7 +170,7 @@ class RowEncoder:
         found = [(ids, labels) for ids, labels, _ in checked]
         if encoder and max(lengths) > limit:
             found = encode_answers(encoder, sample, limit)
-        rows = [(ids, self._targets(sample, ids, labels)) for ids, labels in found]
+        rows = [(ids, self._find_targets(sample, ids, labels)) for ids, labels in found]
         report.lengths.append(sum(lengths))
         report.longest.append(max(lengths))
         report.kept.append(sum(len(ids) for ids, _ in rows))
@@ -188,7 +188,7 @@ class RowEncoder:
             report.remarks += [[len(report.kept) - 1, each] for each in sorted(remarks)]
         return rows
 
-    def _targets(self, sample: Sample, ids: list[int], labels: list[int]) -> NDArray[np.bool_]:
+    def _find_targets(self, sample: Sample, ids: list[int], labels: list[int]) -> NDArray[np.bool_]:
         if self._encoder is None:
             return np.zeros(0, np.bool_)
         known = self._encoder.known
@@ -209,7 +209,7 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a library prints is no answer
-    settings = receive(requests)
+    settings = receive_message(requests)
     if settings is None:
         return
     tree = json.loads(settings)
@@ -217,12 +217,12 @@ def main() -> None:
     encoder = RowEncoder(
         EncoderSettings(**tree, encoder=None if source is None else EncoderSource(**source))
     )
-    while (piece := receive(requests)) is not None:
+    while (piece := receive_message(requests)) is not None:
         try:
             report, rows = encoder.encode(piece)
-            send(answers, json.dumps(vars(report)).encode(), rows)
+            send_message(answers, json.dumps(vars(report)).encode(), rows)
         except InputError:
-            send(answers, b'{"irregular": true}')
+            send_message(answers, b'{"irregular": true}')
 
 
 if __name__ == "__main__":

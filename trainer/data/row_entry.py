@@ -189,34 +189,34 @@ class RowEntry:
         hasher.update(json.dumps([*facts, settings]).encode())
         return hasher.hexdigest()
 
-    def files(self) -> Files:
+    def iter_files(self) -> Files:
         """Return the pieces of the entry's files, each made when it is taken."""
         return {
-            ROWS: self._rows(),
+            ROWS: self._iter_rows(),
             PARTS: (self._describe() for _ in range(1)),
-            **{f"{n}.bin": self._numbers(n) for n in range(2 if self._fraction else 0)},
+            **{f"{n}.bin": self._iter_numbers(n) for n in range(2 if self._fraction else 0)},
         }
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the processes, also those of a generator that was left where a write failed."""
         self._at_end.close()
 
-    def _numbers(self, part: int) -> Iterator[bytes]:
+    def _iter_numbers(self, part: int) -> Iterator[bytes]:
         yield self._chosen[part].astype("<i8").tobytes()
 
-    def _rows(self) -> Iterator[bytes]:
+    def _iter_rows(self) -> Iterator[bytes]:
         import pyarrow as pa
 
         from trainer.data.row_encoder import SCHEMA
 
-        sink = _Pieces()
+        sink = _WriteBuffer()
         writer = pa.ipc.new_file(pa.PythonFile(sink, "w"), SCHEMA)
         with report_progress(f"encoding {self._path.name}", self._lines) as progress:
             for report, rows in self._iter_encoded():
                 columns = {name: np.array(report[name], kind) for name, kind in _COLUMNS.items()}
                 self._reports.append(columns)
                 self._remarks += [(self._count + row, remark) for row, remark in report["remarks"]]
-                self._keys.merge(report["keys"])
+                self._keys.merge_counts(report["keys"])
                 self._kinds.add(report["kind"])
                 self._count += len(report["kept"])
                 for batch in pa.ipc.open_stream(rows):
@@ -233,7 +233,7 @@ class RowEntry:
 
         Each process has one piece at a time, so that none waits for the other to be read.
         """
-        from trainer.data.row_encoder import receive, send
+        from trainer.data.row_encoder import receive_message, send_message
 
         settings = json.dumps(asdict(self._settings)).encode()
         killed = StorageError(f"{self._path}: a process that encodes rows was killed")
@@ -241,36 +241,36 @@ class RowEntry:
         idle: list[Encoders] = []
         busy: deque[Encoders] = deque()
 
-        def answer() -> tuple[dict[str, Any], bytes]:
+        def receive_answer() -> tuple[dict[str, Any], bytes]:
             process = busy.popleft()
             assert process.stdout is not None
-            report = receive(process.stdout)
+            report = receive_message(process.stdout)
             if report is None:
                 raise killed
             tree = json.loads(report)
             if "irregular" in tree:
                 raise IrregularError
-            rows = receive(process.stdout)
+            rows = receive_message(process.stdout)
             if rows is None:
                 raise killed
             idle.append(process)
             return tree, rows
 
-        for piece in self._pieces():
+        for piece in self._iter_pieces():
             if not idle and len(busy) == most:
-                yield answer()
+                yield receive_answer()
             is_new = not idle
             process = self._start_encoder() if is_new else idle.pop()
             assert process.stdin is not None
             try:
                 if is_new:
-                    send(process.stdin, settings)
-                send(process.stdin, piece)
+                    send_message(process.stdin, settings)
+                send_message(process.stdin, piece)
             except OSError:
                 raise killed from None
             busy.append(process)
         while busy:
-            yield answer()
+            yield receive_answer()
 
     def _start_encoder(self) -> Encoders:
         command = [sys.executable, "-P", "-m", "trainer.data.row_encoder"]
@@ -278,10 +278,10 @@ class RowEntry:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
-        self._at_end.callback(_end, process)
+        self._at_end.callback(_kill_process, process)
         return process
 
-    def _pieces(self) -> Iterator[bytes]:
+    def _iter_pieces(self) -> Iterator[bytes]:
         """Yield the lines of the data, about a MiB at a time.
 
         Raises:
@@ -289,7 +289,11 @@ class RowEntry:
             IrregularError: a part of it cannot be read.
         """
         hasher = blake3()
-        yield from self._file_pieces(hasher) if self._lines is not None else self._record_pieces()
+        yield from (
+            self._iter_file_pieces(hasher)
+            if self._lines is not None
+            else self._iter_record_pieces()
+        )
         if self._lines is None:
             for path in self._files:
                 with convert_read_errors(path, InputError), open_file(path) as file:
@@ -299,7 +303,7 @@ class RowEntry:
         if hasher.hexdigest() != self._data:
             raise InputError(f"{self._path}: was changed while it was read; read it again")
 
-    def _file_pieces(self, hasher: blake3) -> Iterator[bytes]:
+    def _iter_file_pieces(self, hasher: blake3) -> Iterator[bytes]:
         for path in self._files:
             with convert_read_errors(path, InputError), open_file(path) as file:
                 first = True
@@ -313,7 +317,7 @@ class RowEntry:
                     first = False
             hasher.update(b"\0")
 
-    def _record_pieces(self) -> Iterator[bytes]:
+    def _iter_record_pieces(self) -> Iterator[bytes]:
         """Yield the records of a format without lines, each as a line of JSON."""
         labels = None if self._classes is None else LabelColumn(self._classes)
         problems, held, size = Problems(), list[bytes](), 0
@@ -345,18 +349,18 @@ class RowEntry:
             if held is None:
                 raise IrregularError
             self._chosen = [everything[~held], everything[held]]
-        parts = [self._part(chosen, digests) for chosen in self._chosen]
+        parts = [self._summarize_part(chosen, digests) for chosen in self._chosen]
         kinds = self._kinds - {None}
         if any(part.unlearned == part.samples for part in parts) or len(kinds) > 1:
             raise IrregularError
-        tree = {"parts": [asdict(part) for part in parts], "keys": self._keys.counts()}
+        tree = {"parts": [asdict(part) for part in parts], "keys": self._keys.export_counts()}
         return json.dumps(tree | {"labels": next(iter(kinds), None)}).encode()
 
-    def _part(self, chosen: NDArray[np.int64], digests: NDArray[np.bytes_]) -> Part:
-        def column(name: str) -> NDArray[Any]:
+    def _summarize_part(self, chosen: NDArray[np.int64], digests: NDArray[np.bytes_]) -> Part:
+        def get_column(name: str) -> NDArray[Any]:
             return np.concatenate([each[name] for each in self._reports])[chosen]
 
-        lengths, longest, labels = column("lengths"), column("longest"), column("label")
+        lengths, longest, labels = get_column("lengths"), get_column("longest"), get_column("label")
         mine = np.isin(np.array([row for row, _ in self._remarks], np.int64), chosen)
         remarks = Counter(t for (_, t), here in zip(self._remarks, mine, strict=True) if here)
         classes = np.bincount(labels[labels >= 0])
@@ -368,10 +372,10 @@ class RowEntry:
             longest=int(longest.max(initial=0)),
             powers=[(1 << power, count) for power, count in Counter(powers.tolist()).items()],
             cut=int((longest > self._settings.max_seq_len).sum()),
-            lost=int((lengths - column("kept")).sum(dtype=np.int64)),
-            unlearned=int(column("unlearned").sum()),
-            conversations=int(column("conversation").sum()),
-            lost_text=int(column("lost_text").sum()),
+            lost=int((lengths - get_column("kept")).sum(dtype=np.int64)),
+            unlearned=int(get_column("unlearned").sum()),
+            conversations=int(get_column("conversation").sum()),
+            lost_text=int(get_column("lost_text").sum()),
             remarks=dict(remarks),
             duplicates=duplicates,
             ambiguous=ambiguous,
@@ -400,7 +404,7 @@ def _usable_processors() -> int:
     return cgroups.count_processors(len(os.sched_getaffinity(0)))
 
 
-def _end(process: Encoders) -> None:
+def _kill_process(process: Encoders) -> None:
     process.kill()
     for stream in (process.stdin, process.stdout):
         with suppress(OSError):  # what is left for a killed process
@@ -409,7 +413,7 @@ def _end(process: Encoders) -> None:
     process.wait()
 
 
-class _Pieces(io.RawIOBase):
+class _WriteBuffer(io.RawIOBase):
     """A file that hands on what is written to it."""
 
     def __init__(self) -> None:

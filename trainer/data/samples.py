@@ -87,7 +87,7 @@ def read_file(
     """
     assert task in get_args(Task)
     assert (classes is not None) == (task == "classify")
-    if note := find_data(path).note(path):
+    if note := find_data(path).describe(path):
         log.info(note)
     labels = None if classes is None else LabelColumn(classes)
     pairs = task == "dpo"

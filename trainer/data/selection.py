@@ -76,7 +76,7 @@ def choose_split(place: str, names: list[str], left_out: LeftOut) -> list[str]:
     Raises:
         InputError: they are of several splits without `train`.
     """
-    splits = _splits(names)
+    splits = _find_splits(names)
     there = sorted({split for split in splits.values() if split})
     chosen = "train" if "train" in there else None
     if chosen is None and None not in splits.values():
@@ -127,27 +127,27 @@ def _is_documentation(name: str) -> bool:
     return is_text and _DOCUMENTATION.fullmatch(pure.name) is not None
 
 
-def _splits(names: list[str]) -> dict[str, str | None]:
+def _find_splits(names: list[str]) -> dict[str, str | None]:
     """Return the split that each path below a folder names; None: it names none."""
     alike: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
-        if split := _split_in(_unpacked_name(name).stem):
+        if split := _search_split(_unpacked_name(name).stem):
             alike[_without_split(name)].add(split)
     found: dict[str, str | None] = {}
     for name in names:
         pure = _unpacked_name(name)
         is_free = pure.suffix in TEXTS and len(alike[_without_split(name)]) < 2
         parts = [pure.stem, *reversed(pure.parent.parts)]
-        named = (_split_called(part) if is_free else _split_in(part) for part in parts)
+        named = (_match_split(part) if is_free else _search_split(part) for part in parts)
         found[name] = next(filter(None, named), None)
     return found
 
 
-def _split_in(part: str) -> str | None:
+def _search_split(part: str) -> str | None:
     return next((split for split, word in _SPLITS.items() if word.search(part)), None)
 
 
-def _split_called(part: str) -> str | None:
+def _match_split(part: str) -> str | None:
     """Return the split if a part of a path is called like it, but for a number."""
     bare = re.sub(r"[-_.\d]*(of)?[-_.\d]*$", "", part)
     return next((split for split, word in _SPLITS.items() if word.fullmatch(bare)), None)
@@ -164,7 +164,7 @@ def _without_lists(names: list[str], left_out: LeftOut) -> list[str]:
     labels: defaultdict[PurePath, set[PurePath]] = defaultdict(set)
     for name in names:
         folder = PurePath(name).parent
-        if _split_called(folder.parent.name.lower()):
+        if _match_split(folder.parent.name.lower()):
             labels[folder.parent].add(folder)
     lists = {name for name in names if len(labels[PurePath(name).parent]) > 1}
     put_aside(left_out, "beside the folders of labels", lists)

@@ -58,8 +58,8 @@ def _read_glaive(tree: Tree) -> Sample:
     """Read a conversation with function calls as Glaive publishes them."""
     turns = glaive.read_chat(read_nonempty_text(tree, "chat"))
     system, tools = glaive.read_system(read_string(tree, "system") if "system" in tree else "")
-    spoken = [ChatMessage("system", system)] if system else []
-    return Sample("", messages=(*spoken, *turns), tools=tools)
+    system_turns = [ChatMessage("system", system)] if system else []
+    return Sample("", messages=(*system_turns, *turns), tools=tools)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class KeyCounts:
     def __init__(self, labels: LabelColumn | None = None, *, pairs: bool = False) -> None:
         self._labelled, self._pairs = labels is not None, pairs
         self._shapes = Counter[str]()
-        self._lines = UnknownKeys(_table(labels, pairs))
+        self._lines = UnknownKeys(_choose_key_table(labels, pairs))
         self._turns = UnknownKeys(TURN_KEYS)
 
     def add(self, tree: Any, sample: Sample) -> None:
@@ -225,13 +225,13 @@ class KeyCounts:
             for message in answer.messages:
                 self._turns.add(message.more)
 
-    def counts(self) -> list[list[Any]]:
+    def export_counts(self) -> list[list[Any]]:
         """Return the counts by key and the number of others, of lines and of turns; and shapes."""
         unused = [[dict(part.counts), part.others] for part in (self._lines, self._turns)]
         return [*unused, [dict(self._shapes)]]
 
-    def merge(self, counts: list[list[Any]]) -> None:
-        """Add what `counts` returned of later lines."""
+    def merge_counts(self, counts: list[list[Any]]) -> None:
+        """Add what `export_counts` returned of later lines."""
         *unused, (shapes,) = counts
         for part, (by_key, others) in zip((self._lines, self._turns), unused, strict=True):
             part.merge(by_key, others)
@@ -254,7 +254,7 @@ class KeyCounts:
         return [line for part in (self._lines, self._turns) if (line := part.report())]
 
 
-def _table(labels: LabelColumn | None, pairs: bool) -> KeyTable:
+def _choose_key_table(labels: LabelColumn | None, pairs: bool) -> KeyTable:
     if pairs:
         return PAIR_KEYS
     return LINE_KEYS if labels is None else LABELLED_KEYS
@@ -283,7 +283,7 @@ def parse_sample(
     if not isinstance(tree, dict):
         raise BadLineError(f"expected an object, got {describe_type(tree)}")
     check_accepted(tree)
-    table = _table(labels, pairs)
+    table = _choose_key_table(labels, pairs)
     if refusal := table.explain_refusal(key for key in tree if tree[key] not in (None, "", [], {})):
         raise BadLineError(refusal)
     if labels is not None:

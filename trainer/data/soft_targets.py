@@ -32,7 +32,7 @@ class SoftTargets:
     temperature: float
     """The temperature of the weights."""
 
-    def window(self, start: int, stop: int) -> SoftTargets:
+    def slice_positions(self, start: int, stop: int) -> SoftTargets:
         """Return the positions from `start` to `stop`, without copying the entries."""
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         return SoftTargets(
@@ -45,7 +45,7 @@ class SoftTargets:
         )
 
 
-def alpha_at(settings: DistillationConfig, step: int, total_steps: int) -> float:
+def compute_alpha(settings: DistillationConfig, step: int, total_steps: int) -> float:
     """Return the divergence's share at a step, counted from 1: a straight line to the last one."""
     if settings.alpha_final is None:
         return settings.alpha

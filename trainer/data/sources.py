@@ -53,7 +53,7 @@ class DataFiles:
     revision: str = ""
     """The commit of a data set of the hub, which pins it."""
 
-    def note(self, path: Path) -> str | None:
+    def describe(self, path: Path) -> str | None:
         """Return a line about a folder; None for a single file."""
         if self.piped or self.files == [path]:
             return None
@@ -93,7 +93,7 @@ def find_data(path: Path) -> DataFiles:
     except FileNotFoundError:
         if path.name in read_subsets(path.parent):
             return _find_in_folder(path.parent, path.parent, path.name)
-        raise InputError(f"{path}: no such data file{_hint(path)}") from None
+        raise InputError(f"{path}: no such data file{_suggest_source(path)}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if stat.S_ISDIR(mode):
@@ -120,7 +120,7 @@ def refuse_pipe(path: Path) -> None:
         raise InputError(f"{path}: is a pipe, which only one process can read; write it to a file")
 
 
-def _hint(path: Path) -> str:
+def _suggest_source(path: Path) -> str:
     if str(path) == "-":
         return "; standard input is /dev/stdin"
     if re.fullmatch(r"[\w-]+/[\w-]+", str(path)):

@@ -40,19 +40,21 @@ def survey(
     A run that learns from a teacher's logits has no `train`.
     """
 
-    def lengths(file: DataFile) -> Iterator[str]:
-        return length_lines(file.measure_tokens(encoder, max_seq_len, MEASURED_BYTES), max_seq_len)
+    def measure_lengths(file: DataFile) -> Iterator[str]:
+        return describe_lengths(
+            file.measure_tokens(encoder, max_seq_len, MEASURED_BYTES), max_seq_len
+        )
 
     if train is None:
-        found = lengths(validation) if validation else ()
+        found = measure_lengths(validation) if validation else ()
         unused = validation.unused if validation else ()
         return [f"validation: {line}" for line in (*unused, *found)]
     held_out = 0 if validation is None else len(validation)
     lines = [
         *train.unused,
-        *lengths(train),
-        *class_lines(count_classes(train, classes)),
-        *repetition_lines(find_repetitions(train, validation), held_out),
+        *measure_lengths(train),
+        *describe_classes(count_classes(train, classes)),
+        *describe_repetitions(find_repetitions(train, validation), held_out),
     ]
     unused = [f"validation: {line}" for line in validation.unused] if validation else []
     return [*(f"data: {line}" for line in lines), *unused]
@@ -93,7 +95,7 @@ def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:
     return lines
 
 
-def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
+def describe_lengths(found: Measurement, max_seq_len: int) -> Iterator[str]:
     """Yield how many tokens there are, and how many are cut."""
     measured = "" if found.is_complete else f" ({found.measured:,} samples measured)"
     about = "" if found.is_complete else "about "
@@ -104,9 +106,9 @@ def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
     least = "at least " if found.unknown else ""
     if found.cut:
         yield (
-            f"{least}{_count(found.cut, 'sample')} {_are(found.cut)} longer than max_seq_len"
+            f"{least}{_count(found.cut, 'sample')} {_is_or_are(found.cut)} longer than max_seq_len"
             f" {max_seq_len} and cut: {least}{_count(found.lost, 'token')}"
-            f" ({100 * found.lost / found.tokens:.1f} %) {_are(found.lost)} lost"
+            f" ({100 * found.lost / found.tokens:.1f} %) {_is_or_are(found.lost)} lost"
         )
     if found.unlearned:
         has = "has" if found.unlearned == 1 else "have"
@@ -114,8 +116,8 @@ def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
         yield f"{many}{_count(found.unlearned, 'sample')} {has} no token to learn"
     if found.unknown:
         yield (
-            f"{_count(found.unknown, 'sample')} that may be cut {_are(found.unknown)} not measured;"
-            " trainer inspect-data measures all"
+            f"{_count(found.unknown, 'sample')} that may be cut {_is_or_are(found.unknown)} not"
+            " measured; trainer inspect-data measures all"
         )
 
 
@@ -128,7 +130,7 @@ def count_classes(file: DataFile, classes: Classes | None) -> dict[str, int]:
     return {name: counts.get(label, 0) for label, name in enumerate(names)}
 
 
-def class_lines(counts: dict[str, int]) -> Iterator[str]:
+def describe_classes(counts: dict[str, int]) -> Iterator[str]:
     """Yield how many samples each class has, and names that are nearly the same."""
     if not counts:
         return
@@ -151,7 +153,7 @@ def find_repetitions(train: DataFile, validation: DataFile | None) -> Repetition
     return Repetitions(*train.count_repeated(), shared)
 
 
-def repetition_lines(found: Repetitions, validation: int) -> Iterator[str]:
+def describe_repetitions(found: Repetitions, validation: int) -> Iterator[str]:
     """Yield what occurs again, of so many validation samples."""
     again = [_count(found.duplicates, "duplicate sample")] if found.duplicates else []
     if found.ambiguous:
@@ -160,8 +162,8 @@ def repetition_lines(found: Repetitions, validation: int) -> Iterator[str]:
         yield ", ".join(again)
     if found.shared:
         yield (
-            f"{found.shared:,} of {_count(validation, 'validation sample')} {_are(found.shared)}"
-            " also in train, so validation is too optimistic"
+            f"{found.shared:,} of {_count(validation, 'validation sample')}"
+            f" {_is_or_are(found.shared)} also in train, so validation is too optimistic"
         )
 
 
@@ -169,5 +171,5 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _are(number: int) -> str:
+def _is_or_are(number: int) -> str:
     return "is" if number == 1 else "are"

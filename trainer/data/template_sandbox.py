@@ -50,15 +50,15 @@ def compile_template(source: str, today: str = TEMPLATE_DATE) -> Callable[..., s
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = environment.bounded_filter("tojson", _to_json)
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = partial(_strftime, datetime.fromisoformat(today))
+    environment.globals["raise_exception"] = _raise_template_error
+    environment.globals["strftime_now"] = partial(_format_date, datetime.fromisoformat(today))
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     template = environment.from_string(source)
     template.globals = dict(template.globals)  # a chain of dicts is copied slowly, each time
 
     def render(*args: Any, **variables: Any) -> str:
-        environment.begin()
+        environment.begin_rendering()
         return template.render(*args, **variables)
 
     return render
@@ -92,15 +92,15 @@ def _check_growth(name: str, text: Any, values: Sequence[Any]) -> None:
         return
     if name in ("format", "format_map", "%") and _WIDTHS.search(text):
         raise SecurityError(f"a width of {name} is too large")
-    parts = [len(value) for value in _flat(values) if isinstance(value, str)]
+    parts = [len(value) for value in _flatten_values(values) if isinstance(value, str)]
     times = {"%": text.count("%"), "replace": len(text)}.get(name, text.count("{"))
     if name == "join":  # also a filter, whose list is `values`
-        times, parts = max(map(_length, values), default=0), [*parts, len(text)]
+        times, parts = max(map(_measure_length, values), default=0), [*parts, len(text)]
     if times * max(parts, default=0) > MOST_TEXT:
         raise SecurityError(f"a result of {name} is too large")
 
 
-def _flat(values: Sequence[Any]) -> Iterator[Any]:
+def _flatten_values(values: Sequence[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, tuple | list):
             yield from value
@@ -110,7 +110,7 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
-def _length(value: Any) -> int:
+def _measure_length(value: Any) -> int:
     return len(value) if hasattr(value, "__len__") else 0
 
 
@@ -124,14 +124,14 @@ class _Bounded(ImmutableSandboxedEnvironment):
         for name in (_WIDE | {"join", "replace"}) & self.filters.keys():
             self.filters[name] = self.bounded_filter(name, self.filters[name])
         del self.globals["lipsum"]  # random text; with a number as much as one likes
-        self.filters["bounded_items"] = self._items
-        self.filters["bounded_text"] = self._text
+        self.filters["bounded_items"] = self._count_items
+        self.filters["bounded_text"] = self._check_text
         self.filters["bounded_sum"] = lambda value: (
-            self._text(value) if isinstance(value, str | list | tuple) else value
+            self._check_text(value) if isinstance(value, str | list | tuple) else value
         )
         self._work = threading.local()
 
-    def begin(self) -> None:
+    def begin_rendering(self) -> None:
         """Begin a rendering of this thread."""
         self._work.done = 0
 
@@ -140,7 +140,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def call(self, *args: Any, **named: Any) -> Any:
         """Count a call, of a macro for example: two of itself in each never end."""
-        self._spend(_CALL)
+        self._count_work(_CALL)
         method = getattr(args[1], "__wrapped__", args[1])  # the sandbox wraps `format`
         name, text = getattr(method, "__name__", ""), getattr(method, "__self__", None)
         _check_growth(name, text, [*args[2:], *named.values()])
@@ -168,7 +168,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
                 text, values = (values[0] if values else ""), own[:1]
             _check_growth(name, text, values)
             found = made(*args, **named)
-            return self._text(found) if isinstance(found, str) else found
+            return self._check_text(found) if isinstance(found, str) else found
 
         return call_bounded
 
@@ -177,7 +177,9 @@ class _Bounded(ImmutableSandboxedEnvironment):
         if operator == "%":
             _check_growth("%", left, right if isinstance(right, tuple) else [right])
             starred = isinstance(left, str) and "*" in left
-            large = starred and any(isinstance(n, int) and abs(n) > _WIDEST for n in _flat([right]))
+            large = starred and any(
+                isinstance(n, int) and abs(n) > _WIDEST for n in _flatten_values([right])
+            )
         elif operator == "**":
             large = all(isinstance(each, int) for each in (left, right)) and (
                 left.bit_length() * right > MOST_TEXT
@@ -194,18 +196,18 @@ class _Bounded(ImmutableSandboxedEnvironment):
             raise SecurityError(f"a result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
 
-    def _items(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _count_items(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
-            self._spend(1)
+            self._count_work(1)
             yield item
 
-    def _text(self, text: Any) -> Any:
+    def _check_text(self, text: Any) -> Any:
         if len(text) > MOST_TEXT:
             raise SecurityError("a joined text or list is too large")
-        self._spend(len(text) >> 10)
+        self._count_work(len(text) >> 10)
         return text
 
-    def _spend(self, work: int) -> None:
+    def _count_work(self, work: int) -> None:
         self._work.done = getattr(self._work, "done", 0) + work
         if self._work.done > MOST_WORK:
             raise SecurityError(f"the template does not end within {MOST_WORK:,} passes and calls")
@@ -274,7 +276,7 @@ def _check_name(name: Any) -> None:
         raise SecurityError(f"a namespace may not hold {name!r}")
 
 
-def _strftime(now: datetime, format: str) -> str:
+def _format_date(now: datetime, format: str) -> str:
     if len(format) > _LONGEST_FORMAT:
         raise SecurityError("a format of a date is too large")
     if found := _CLOCKS.search(format):
@@ -282,7 +284,7 @@ def _strftime(now: datetime, format: str) -> str:
     return now.strftime(format)
 
 
-def _raise(message: str) -> None:
+def _raise_template_error(message: str) -> None:
     raise TemplateError(message)
 
 

@@ -54,7 +54,7 @@ class TextStream:
         """Return the rest of the text of all tokens."""
         new = self.push(tokens)
         if not self.ended:
-            new += self._hand(len(self._rest))
+            new += self._emit_text(len(self._rest))
         return new
 
     @property
@@ -69,10 +69,10 @@ class TextStream:
         places = [self._rest.find(marker) for marker in self.markers]
         if found := [place for place in places if place >= 0]:
             self.ended = True
-            self._hand(min(found))
+            self._emit_text(min(found))
             return
         known = self._rest.rstrip(INCOMPLETE)
-        self._hand(len(known) - self._count_begun_marker(known))
+        self._emit_text(len(known) - self._count_begun_marker(known))
         if text and not text.endswith(INCOMPLETE):
             self._kept, self._gone = self._rest[self._gone :], 0
             self._rest = self._kept
@@ -91,9 +91,9 @@ class TextStream:
 
     def _count_begun_marker(self, text: str) -> int:
         """Return how many characters at the end of a text are the beginning of a marker."""
-        return max((_overlap(text, marker) for marker in self.markers), default=0)
+        return max((_count_overlap(text, marker) for marker in self.markers), default=0)
 
-    def _hand(self, end: int) -> str:
+    def _emit_text(self, end: int) -> str:
         """Hand out the rest up to a place."""
         new = self._rest[self._gone : end]
         self._gone += len(new)
@@ -101,6 +101,6 @@ class TextStream:
         return new
 
 
-def _overlap(text: str, marker: str) -> int:
+def _count_overlap(text: str, marker: str) -> int:
     sizes = range(min(len(marker), len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(marker[:size])), 0)

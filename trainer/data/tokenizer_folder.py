@@ -175,13 +175,13 @@ class TokenizerFolder:
 
     def _check_prefix_space(self, tokenizer: Tokenizer) -> None:
         """Check the one setting that some classes of transformers take from either file."""
-        said = self.settings.get("add_prefix_space")
+        configured = self.settings.get("add_prefix_space")
         split = tokenizer.pre_tokenizer
         state = split.__getstate__() if split else b""
         done = re.search(rb'"add_prefix_space":(true|false)', state)
-        if isinstance(said, bool) and done and (done[1] == b"true") != said:
+        if isinstance(configured, bool) and done and (done[1] == b"true") != configured:
             raise InputError(
-                f"{self.path / SETTINGS_FILE}: 'add_prefix_space' is {str(said).lower()}, but"
+                f"{self.path / SETTINGS_FILE}: 'add_prefix_space' is {str(configured).lower()}, but"
                 f" {done[1].decode()} in {TOKENIZER_FILE}; set both to what the model was trained"
                 " with"
             )

@@ -90,10 +90,10 @@ class Dataset:
             found = encode_answers(self._encoder, sample, self._max_seq_len)
         except ConversationError as error:
             raise InputError(f"{place}: {error}") from None
-        rows = [self._row(sample, place, *each) for each in found]
+        rows = [self._build_row(sample, place, *each) for each in found]
         return rows[0] if len(rows) == 1 else replace(rows[0], rejected=rows[1])
 
-    def _row(self, sample: Sample, place: str, ids: list[int], labels: list[int]) -> Encoded:
+    def _build_row(self, sample: Sample, place: str, ids: list[int], labels: list[int]) -> Encoded:
         if not ids:
             raise InputError(f"{place}: the tokenizer returns no token for it")
         input_ids = np.array(ids, dtype=np.int32)

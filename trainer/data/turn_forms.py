@@ -11,64 +11,64 @@ from trainer.data.chat_marks import SEEN, ConversationError, Turn
 from trainer.data.turns import REASONING, ChatMessage
 
 
-def template_turn(message: ChatMessage) -> dict[str, Any]:
+def to_template_turn(message: ChatMessage) -> dict[str, Any]:
     """Return a turn as a template sees it; nulls are left out, as in transformers."""
     content = {} if message.absent else {"content": message.content}
-    return {"role": message.role, **content, **_with_reasoning(message.more)}
+    return {"role": message.role, **content, **_add_reasoning_names(message.more)}
 
 
-def _with_reasoning(more: dict[str, Any]) -> dict[str, Any]:
+def _add_reasoning_names(more: dict[str, Any]) -> dict[str, Any]:
     """Give a turn's reasoning the names that templates read, as transformers does."""
     found = next((more[key] for key in REASONING if key in more), None)
     return more if found is None else {"thinking": found, **more, "reasoning_content": found}
 
 
-def forms_of(render: Callable[[list[Turn]], str]) -> list[Callable[[Turn], Turn]]:
+def find_forms(render: Callable[[list[Turn]], str]) -> list[Callable[[Turn], Turn]]:
     """Return the changes to each turn without which a template leaves out texts or calls.
 
     Args:
         render: renders turns with the template, or raises a ConversationError.
     """
 
-    def writes(*turns: Turn) -> bool:
+    def is_rendered(*turns: Turn) -> bool:
         with contextlib.suppress(ConversationError):
             return SEEN in render(list(turns))
         return False
 
     asked: Turn = {"role": "user", "content": SEEN}
     forms: list[Callable[[Turn], Turn]] = []
-    if not writes(asked) and writes(with_parts(asked)):
-        forms.append(with_parts)
+    if not is_rendered(asked) and is_rendered(split_into_parts(asked)):
+        forms.append(split_into_parts)
     for arguments in ({}, "{}"):
         function = {"name": SEEN, "arguments": arguments}
         call = {"id": "call00000", "type": "function", "function": function}
         turn: Turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         other = {"role": "user", "content": "x"}
-        if not writes(other, turn) and writes(other, with_null_text(turn)):
-            return [*forms, with_null_text]
+        if not is_rendered(other, turn) and is_rendered(other, null_empty_text(turn)):
+            return [*forms, null_empty_text]
     return forms
 
 
-def with_parts(turn: Turn) -> Turn:
+def split_into_parts(turn: Turn) -> Turn:
     """Return a turn whose text is a list of parts, as templates for images want it."""
     if not isinstance(text := turn.get("content"), str):
         return turn
     return {**turn, "content": [{"type": "text", "text": text}]}
 
 
-def with_null_text(turn: Turn) -> Turn:
+def null_empty_text(turn: Turn) -> Turn:
     """Return a turn whose empty text is null if it has calls: some write them only then."""
     if not turn.get("tool_calls") or (turn.get("content") or "").strip():
         return turn
     return {**turn, "content": None}
 
 
-def with_null(turn: Turn) -> Turn:
+def null_missing_text(turn: Turn) -> Turn:
     """Return a turn whose missing text is null."""
     return {"content": None, **turn}
 
 
-def with_text(turn: Turn) -> Turn:
+def stringify_arguments(turn: Turn) -> Turn:
     """Return a turn whose calls have their arguments as JSON text."""
     if not turn.get("tool_calls"):
         return turn

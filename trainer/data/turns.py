@@ -168,7 +168,7 @@ def _wrap_function(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_turn_list(
-    value: Any, key: str, speaker: str, said: str, roles: Mapping[str, str]
+    value: Any, key: str, role_key: str, text_key: str, roles: Mapping[str, str]
 ) -> tuple[ChatMessage, ...]:
     if isinstance(value, str):
         value = decode_json(value, key)
@@ -179,7 +179,7 @@ def _read_turn_list(
         try:
             if not isinstance(turn, dict):
                 raise BadLineError(f"must be an object, got {describe_type(turn)}")
-            messages.append(_read_turn(turn, speaker, said, roles))
+            messages.append(_read_turn(turn, role_key, text_key, roles))
         except BadLineError as error:
             separator = " " if str(error).startswith("must") else ": "
             raise BadLineError(f"'{key}[{index}]'{separator}{error}") from None
@@ -187,35 +187,35 @@ def _read_turn_list(
 
 
 def _read_turn(
-    turn: dict[str, Any], speaker: str, said: str, roles: Mapping[str, str]
+    turn: dict[str, Any], role_key: str, text_key: str, roles: Mapping[str, str]
 ) -> ChatMessage:
-    given = read_string(turn, speaker)
+    given = read_string(turn, role_key)
     if given not in roles:
-        raise BadLineError(f"{speaker} must be one of {', '.join(roles)}, got {given[:40]!r}")
+        raise BadLineError(f"{role_key} must be one of {', '.join(roles)}, got {given[:40]!r}")
     role = roles[given]
     # As in transformers, null is a missing key.
-    more = {key: each for key, each in turn.items() if key != speaker and each is not None}
+    more = {key: each for key, each in turn.items() if key != role_key and each is not None}
     if refusal := TURN_KEYS.explain_refusal(key for key in more if more[key] not in ("", [], {})):
         raise BadLineError(refusal)
     for key in TURN_KEYS.refused:
         more.pop(key, None)
     learned = _take_flags(more, role)
     if given == "function_call":
-        more["tool_calls"] = _calls_of_text(read_string(more, said))
-        more.pop(said)
+        more["tool_calls"] = _parse_call_text(read_string(more, text_key))
+        more.pop(text_key)
     _read_calls(more)
-    if others := {key: more[key] for key in more if key != said}:
+    if others := {key: more[key] for key in more if key != text_key}:
         check_unicode(others, "a key of the turn")
     for key in REASONING:
         if key in more:
             read_string(more, key)
-    if isinstance(more.get(said), list):
-        more[said] = _join_parts(more[said])
-    if role == "assistant" and said not in more and {"tool_calls", *REASONING} & more.keys():
+    if isinstance(more.get(text_key), list):
+        more[text_key] = _join_parts(more[text_key])
+    if role == "assistant" and text_key not in more and {"tool_calls", *REASONING} & more.keys():
         # LLaMA-Factory's call has an empty text, a null stays a missing key.
         return ChatMessage(role, "", more, learned, absent=given != "function_call")
-    content = read_string(turn | more, said)
-    return ChatMessage(role, content, {k: v for k, v in more.items() if k != said}, learned)
+    content = read_string(turn | more, text_key)
+    return ChatMessage(role, content, {k: v for k, v in more.items() if k != text_key}, learned)
 
 
 def _take_flags(more: dict[str, Any], role: str) -> bool:
@@ -262,7 +262,7 @@ def _with_object(each: dict[str, Any]) -> dict[str, Any]:
     return {**each, "function": function} if "function" in each else function
 
 
-def _calls_of_text(value: str) -> list[dict[str, Any]]:
+def _parse_call_text(value: str) -> list[dict[str, Any]]:
     """Return the calls of LLaMA-Factory's turn `function_call`: one as JSON, or a list of them."""
     problem = '\'value\' of function_call must be JSON of a call: {"name": ..., "arguments": ...}'
     try:

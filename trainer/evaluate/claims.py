@@ -52,7 +52,7 @@ class Claims:
         self._listener = LeaseListener(timeout, clock)
         self._states: dict[str, ClaimState] = {}
 
-    def look(self) -> dict[str, ClaimState]:
+    def read_states(self) -> dict[str, ClaimState]:
         """Return the state of each checkpoint, by its digest.
 
         Raises:
@@ -66,7 +66,7 @@ class Claims:
         self._states = {digest: self._read_state(digest) for digest in digests}
         return self._states
 
-    def take(self, digest: str) -> Claim | None:
+    def take_claim(self, digest: str) -> Claim | None:
         """Return a claim that only this runner holds; None if there is a result, or it is taken.
 
         Call it now and then for one that is taken: silence counts between two calls alone, so an

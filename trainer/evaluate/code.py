@@ -35,10 +35,10 @@ class Problem:
     entry_point: str
     """The function's name."""
 
-    def trial(self, completion: str) -> Trial:
+    def build_trial(self, completion: str) -> Trial:
         """Return the trial of a completion."""
         return Trial(
-            program=f"{self.prompt}{completion[: _end(completion)]}\n",
+            program=f"{self.prompt}{completion[: _find_end(completion)]}\n",
             test=f"{self.test}\n\ncheck({self.entry_point})\n",
         )
 
@@ -66,7 +66,7 @@ def read_problems(path: Path) -> list[Problem]:
     return problems
 
 
-def judge(
+def run_trials(
     sandbox: Sandbox, trials: Sequence[Trial], threads: int | None = None
 ) -> list[TrialResult]:
     """Run trials, several at a time; none outlives this call, also on errors."""
@@ -89,7 +89,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def figures(passed: Iterable[int], samples: int) -> dict[str, float]:
+def compute_pass_rates(passed: Iterable[int], samples: int) -> dict[str, float]:
     """Return `pass@k` as the mean over problems with `samples` samples each.
 
     Args:
@@ -103,6 +103,6 @@ def figures(passed: Iterable[int], samples: int) -> dict[str, float]:
     }
 
 
-def _end(completion: str) -> int:
+def _find_end(completion: str) -> int:
     places = (completion.find(stop) for stop in STOPS)
     return min((place for place in places if place >= 0), default=len(completion))

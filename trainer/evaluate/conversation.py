@@ -41,19 +41,19 @@ class Conversation:
         self._system = [ChatMessage("system", system)] if system else []
         self._turns: list[ChatMessage] = []
 
-    def open(self, compute: Compute) -> tuple[str, str]:
+    def open_model(self, compute: Compute) -> tuple[str, str]:
         """Load the model; return the device, and why no earlier one was taken.
 
         Raises:
             InputError: the model cannot be loaded.
         """
-        return self.model.open(self._context - self._most, self._most, compute)
+        return self.model.open_generator(self._context - self._most, self._most, compute)
 
-    def reset(self) -> None:
+    def reset_turns(self) -> None:
         """Forget all turns but the system's."""
         self._turns = []
 
-    def say(self, text: str, on_text: Callable[[str], bool]) -> Completion:
+    def answer_turn(self, text: str, on_text: Callable[[str], bool]) -> Completion:
         """Add a turn of the user, and the model's answer to it.
 
         Args:
@@ -74,7 +74,7 @@ class Conversation:
                 " begin another with /reset"
             )
         sampling = replace(self._sampling, seed=self._sampling.seed + len(self._turns))
-        (answer,) = self.model.complete(
+        (answer,) = self.model.complete_prompts(
             [sample], [prompt], min(self._most, room), sampling, lambda _, new: on_text(new)
         )
         self._turns = [*asked, ChatMessage("assistant", answer.text)]

@@ -77,7 +77,7 @@ class Completion:
 
 
 class TextModel:
-    """A trained language model with its tokenizer; `open` loads it.
+    """A trained language model with its tokenizer; `open_generator` loads it.
 
     Args:
         today: the date for its chat template; None: `data.date`.
@@ -103,7 +103,7 @@ class TextModel:
         """
         return encode_prompts(self.encoder, self.trained.base_dir, samples)
 
-    def open(
+    def open_generator(
         self, longest: int, max_new_tokens: int, compute: Compute, opener: Opener | None = None
     ) -> tuple[str, str]:
         """Load the model for prompts of up to `longest` tokens.
@@ -116,10 +116,12 @@ class TextModel:
         if opener is not None:
             self._generator, reason = opener(self.trained)
         else:
-            self._generator, reason = _open(self.trained, longest, max_new_tokens, compute)
+            self._generator, reason = _load_generator(
+                self.trained, longest, max_new_tokens, compute
+            )
         return self._generator.device, reason
 
-    def complete(
+    def complete_prompts(
         self,
         samples: Sequence[Sample],
         prompts: Sequence[Sequence[int]],
@@ -142,7 +144,7 @@ class TextModel:
         asked = list(zip(samples, prompts, strict=True))
         streams = [self.encoder.answer_stream(*each) for each in asked]
 
-        def until(number: int, tokens: Sequence[int]) -> bool:
+        def should_stop(number: int, tokens: Sequence[int]) -> bool:
             stream = streams[number]
             if len(tokens) == 1:  # a batch that did not fit begins again
                 stream = streams[number] = self.encoder.answer_stream(*asked[number])
@@ -154,7 +156,9 @@ class TextModel:
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             stop=stops,
-            until=until if on_text is not None or any(each.markers for each in streams) else None,
+            until=should_stop
+            if on_text is not None or any(each.markers for each in streams)
+            else None,
         )
         completions: list[Completion] = []
         for number, (prompt, new) in enumerate(zip(prompts, made, strict=True)):
@@ -168,7 +172,7 @@ class TextModel:
         return completions
 
 
-def complete(
+def complete_samples(
     trained: TrainedModel,
     samples: Sequence[Sample],
     max_new_tokens: int,
@@ -181,7 +185,7 @@ def complete(
 
     Args:
         on_open: called with the device, and why no earlier one was taken.
-        opener: see `TextModel.open`.
+        opener: see `TextModel.open_generator`.
 
     Raises:
         InputError: the model, its tokenizer or the prompts cannot be used, or do not fit.
@@ -190,13 +194,13 @@ def complete(
     model = TextModel(trained)
     prompts = model.encode(samples)
     longest = max(len(prompt) for prompt in prompts)
-    found = model.open(longest, max_new_tokens, compute, opener)
+    found = model.open_generator(longest, max_new_tokens, compute, opener)
     if on_open is not None:
         on_open(*found)
-    return model.complete(samples, prompts, max_new_tokens, sampling)
+    return model.complete_prompts(samples, prompts, max_new_tokens, sampling)
 
 
-def _open(
+def _load_generator(
     trained: TrainedModel, longest: int, max_new_tokens: int, compute: Compute
 ) -> tuple[Generator, str]:
     """Return a generator on the first usable backend, and why no earlier one was taken."""
@@ -211,7 +215,7 @@ def _open(
     data = trained.config.data.model_copy(update={"max_seq_len": length})
     trained = replace(trained, config=trained.config.model_copy(update={"data": data}))
 
-    def torch_on(device: str) -> Generator:
+    def load_on_torch(device: str) -> Generator:
         with speed_up_imports("torch"):
             from trainer.replica.torch.generator import load_generator
         return load_generator(
@@ -223,24 +227,24 @@ def _open(
             compute.threads,
         )
 
-    def vulkan() -> Generator:
+    def load_on_vulkan() -> Generator:
         check_vulkan_computes(trained.base_dir, trained.config)
         device = vulkan_device(compute.gpu, allow_software=compute.backend == "wgpu")
-        return _on_vulkan(trained, device, longest, max_new_tokens)
+        return _load_on_vulkan(trained, device, longest, max_new_tokens)
 
     generator, _, reason = first_usable(
         compute.backend,
         compute.gpu,
         {
-            "cuda": lambda: torch_on(cuda_device(compute.gpu)),
-            "wgpu": vulkan,
-            "cpu": lambda: torch_on("cpu"),
+            "cuda": lambda: load_on_torch(cuda_device(compute.gpu)),
+            "wgpu": load_on_vulkan,
+            "cpu": lambda: load_on_torch("cpu"),
         },
     )
     return generator, reason
 
 
-def _on_vulkan(
+def _load_on_vulkan(
     trained: TrainedModel, device: Device, longest: int, max_new_tokens: int
 ) -> Generator:
     """Load a model with positions for a prompt of `longest` tokens and the new ones.

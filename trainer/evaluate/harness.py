@@ -39,7 +39,7 @@ class Harness:
             raise InputError(f"{folder}: no such folder")
         self._task, self._limit = task, limit
         for defaults in (False, True):  # a user's own few first: reading all takes seconds
-            self._tasks = _catalogue(folder, defaults)
+            self._tasks = _load_task_manager(folder, defaults)
             if task in self._tasks.all_tasks:
                 return
         raise InputError(f"task {self.name}: lm-eval has no {task!r}; see `lm-eval ls tasks`")
@@ -48,15 +48,15 @@ class Harness:
         """Return the harness's figures; those of a group's parts have the parts' names."""
         if trained.config.task != "causal-lm":
             raise InputError(f"{trained.path}: is a classifier, lm-eval takes language models")
-        results: Any = _import("lm_eval").simple_evaluate(
-            model=_load(trained, compute),
+        results: Any = _import_harness("lm_eval").simple_evaluate(
+            model=_load_model(trained, compute),
             tasks=[self._task],
             task_manager=self._tasks,
             limit=self._limit,
             bootstrap_iters=0,
             log_samples=False,
         )
-        found = dict(self._figures(results["results"]))
+        found = dict(self._iter_figures(results["results"]))
         if not found:
             raise InputError(f"task {self.name}: lm-eval gave no figure")
         first = next(iter(found))
@@ -64,7 +64,7 @@ class Harness:
         rising = directions.get(first.partition(",")[0])
         return Outcome(found, first, falling=rising is False)
 
-    def _figures(self, results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
+    def _iter_figures(self, results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
         """Yield figures by their names, `acc` or, with a filter, `acc,filter`."""
         for task, metrics in sorted(results.items(), key=lambda item: item[0] != self._task):
             for key, value in metrics.items():
@@ -75,12 +75,12 @@ class Harness:
 
 
 @functools.cache
-def _catalogue(folder: Path | None, defaults: bool) -> Any:
-    tasks = _import("lm_eval.tasks")
+def _load_task_manager(folder: Path | None, defaults: bool) -> Any:
+    tasks = _import_harness("lm_eval.tasks")
     return tasks.TaskManager(include_path=folder, include_defaults=defaults)
 
 
-def _import(module: str) -> Any:
+def _import_harness(module: str) -> Any:
     """Import a part of the harness, which takes seconds and is not part of Motley."""
     try:
         return importlib.import_module(module)
@@ -92,7 +92,7 @@ def _import(module: str) -> Any:
         ) from None
 
 
-def _load(trained: TrainedModel, compute: Compute) -> Any:
+def _load_model(trained: TrainedModel, compute: Compute) -> Any:
     """Return the harness's wrapper of the model on the first usable device."""
     with speed_up_imports("torch", "transformers"):
         import torch
@@ -103,7 +103,7 @@ def _load(trained: TrainedModel, compute: Compute) -> Any:
         from trainer.replica.torch.precision import compute_dtype
         from trainer.replica.torch.published import load_published
 
-    def on(name: str) -> Any:
+    def load_on(name: str) -> Any:
         device = torch.device(name)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
@@ -111,7 +111,7 @@ def _load(trained: TrainedModel, compute: Compute) -> Any:
         flatten_parameters(model, trained.layout, device, trained.weights)
         model.generation_config.eos_token_id = sorted(trained.open_encoder().stops)
         dtype = compute_dtype(trained.config, device)
-        return _import("lm_eval.models.huggingface").HFLM(
+        return _import_harness("lm_eval.models.huggingface").HFLM(
             pretrained=model.eval(),
             tokenizer=transformers.AutoTokenizer.from_pretrained(
                 trained.tokenizer_dir, local_files_only=True, trust_remote_code=False
@@ -120,12 +120,16 @@ def _load(trained: TrainedModel, compute: Compute) -> Any:
             mixed_precision_dtype=None if dtype == torch.float32 else str(dtype)[6:],
         )
 
-    def on_vulkan() -> Any:
+    def refuse_vulkan() -> Any:
         raise UnusableError("lm-eval needs torch")
 
     model, _, _ = first_usable(
         compute.backend,
         compute.gpu,
-        {"cuda": lambda: on(cuda_device(compute.gpu)), "wgpu": on_vulkan, "cpu": lambda: on("cpu")},
+        {
+            "cuda": lambda: load_on(cuda_device(compute.gpu)),
+            "wgpu": refuse_vulkan,
+            "cpu": lambda: load_on("cpu"),
+        },
     )
     return model

@@ -77,7 +77,7 @@ class Results:
             OSError: the link or the records cannot be read or written.
         """
         link = store / BEST_EVALUATED
-        while (best := self._best(store, rated_by)) is not None:
+        while (best := self._find_best(store, rated_by)) is not None:
             if link.is_symlink() and link.readlink().name == best.name:
                 return
             with suppress(FileNotFoundError):  # the run cleaned the folder meanwhile
@@ -95,7 +95,7 @@ class Results:
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             known = file.read() or b""
-            if record["digest"] in _by_digest(known):
+            if record["digest"] in _index_by_digest(known):
                 return False
             torn = known != b"" and not known.endswith(b"\n")
             line = (b"\n" if torn else b"") + json_text(record).encode() + b"\n"
@@ -104,7 +104,7 @@ class Results:
             os.fsync(file.fileno())
         return True
 
-    def _best(self, store: Path, rated_by: str) -> Path | None:
+    def _find_best(self, store: Path, rated_by: str) -> Path | None:
         rated = [
             record
             for record in read_evaluations(self._path)
@@ -124,10 +124,10 @@ def read_evaluations(path: Path) -> list[Record]:
     Raises:
         OSError: it cannot be read.
     """
-    return list(_by_digest(read_file(path, MOST_LINES)).values())
+    return list(_index_by_digest(read_file(path, MOST_LINES)).values())
 
 
-def _by_digest(data: bytes) -> Mapping[str, Record]:
+def _index_by_digest(data: bytes) -> Mapping[str, Record]:
     records: dict[str, Record] = {}
     for line in data.split(b"\n"):  # not splitlines: a text may have other line ends
         with suppress(ValueError):

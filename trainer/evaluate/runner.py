@@ -34,7 +34,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manner:
+class RunnerOptions:
     """The options of a runner."""
 
     name: str
@@ -62,21 +62,21 @@ class Runner:
     """One eval runner over one run's folder, which need not exist yet."""
 
     def __init__(
-        self, output: Path, tasks: Sequence[Task], compute: Compute, manner: Manner
+        self, output: Path, tasks: Sequence[Task], compute: Compute, options: RunnerOptions
     ) -> None:
-        self._output, self._tasks, self._compute, self._manner = output, tasks, compute, manner
+        self._output, self._tasks, self._compute, self._options = output, tasks, compute, options
         self._run = WatchedRun(output)
         folder = output / EVALUATIONS
         refuse_links((folder, *folder.glob("*")))  # the folder may have been copied here
-        self._claims = Claims(folder / "claims", manner.name, manner.claim_timeout)
-        self._results = Results(folder, manner.name)
+        self._claims = Claims(folder / "claims", options.name, options.claim_timeout)
+        self._results = Results(folder, options.name)
         self._interruption = Interruption()
-        self._pause = min(manner.every, manner.claim_timeout / 4)  # claims must be checked often
-        self._unsettled: dict[str, Checkpoint] = {}
+        self._pause = min(options.every, options.claim_timeout / 4)  # claims must be checked often
+        self._unscored: dict[str, Checkpoint] = {}
         self._damaged: set[str] = set()
         self._published: set[str] = set()
         self._rated_by: str | None = None  # of results that the link may not reflect yet
-        self._said = ""
+        self._last_message = ""
 
     def run(self) -> None:
         """Score until the run is over and all its checkpoints have a result, or until SIGTERM.
@@ -87,7 +87,7 @@ class Runner:
         """
         with ExitStack() as stack:
             stack.enter_context(self._interruption.handle_signals())
-            if self._manner.with_student:
+            if self._options.with_student:
                 watch = StudentWatch(self._output, unless_completed=True)
                 stack.enter_context(ends_with_student(watch, self._interruption))
             try:
@@ -99,80 +99,82 @@ class Runner:
 
     def _watch(self) -> None:
         while True:
-            over = self._run.over  # read first, so that all checkpoints before the end are found
+            over = self._run.is_over  # read first, so that all checkpoints before the end are found
             if self._score_one():
                 continue
-            if self._manner.once or (over and not self._unsettled):
+            if self._options.once or (over and not self._unscored):
                 return
             self._interruption.sleep(self._pause)
 
     def _score_one(self) -> bool:
         """Score the newest available checkpoint; False if there is none."""
         try:
-            found = self._run.checkpoints()
+            found = self._run.list_checkpoints()
             if not found:
-                self._say(f"{self._output}: no checkpoint there, waiting")
+                self._log_once(f"{self._output}: no checkpoint there, waiting")
                 return False
-            states = self._claims.look()
+            states = self._claims.read_states()
             results = {digest: s.record for digest, s in states.items() if s.record is not None}
             self._publish(results)
         except OSError as error:
-            self._say(f"{self._output}: {error.strerror or error}; waiting")
+            self._log_once(f"{self._output}: {error.strerror or error}; waiting")
             return False
-        self._unsettled |= {checkpoint.digest: checkpoint for checkpoint in found}
-        for digest in list(self._unsettled):
+        self._unscored |= {checkpoint.digest: checkpoint for checkpoint in found}
+        for digest in list(self._unscored):
             if digest in self._damaged or digest in results:
-                del self._unsettled[digest]
-        newest_first = sorted(self._unsettled.values(), key=lambda c: c.step, reverse=True)
+                del self._unscored[digest]
+        newest_first = sorted(self._unscored.values(), key=lambda c: c.step, reverse=True)
         for checkpoint in newest_first:
-            if (claim := self._take(checkpoint)) is not None:
-                self._settle(claim, checkpoint)
+            if (claim := self._take_claim(checkpoint)) is not None:
+                self._score_claimed(claim, checkpoint)
                 return True
         return False
 
-    def _take(self, checkpoint: Checkpoint) -> Claim | None:
+    def _take_claim(self, checkpoint: Checkpoint) -> Claim | None:
         try:
-            return self._claims.take(checkpoint.digest)
+            return self._claims.take_claim(checkpoint.digest)
         except OSError as error:
-            self._say(f"{self._output}: cannot be written: {error.strerror or error}; waiting")
+            self._log_once(f"{self._output}: cannot be written: {error.strerror or error}; waiting")
         except (InputError, StorageError) as error:
-            self._say(f"{error}; waiting")
+            self._log_once(f"{error}; waiting")
         return None
 
-    def _settle(self, claim: Claim, checkpoint: Checkpoint) -> None:
+    def _score_claimed(self, claim: Claim, checkpoint: Checkpoint) -> None:
         try:
             # The checkpoint is pinned until its result is safe and the link may point to it.
             with ExitStack() as pins:
-                record = self._examine(checkpoint, pins)
+                record = self._score_checkpoint(checkpoint, pins)
                 if record is not None:
                     self._deliver(claim, record)
         finally:
             claim.release()
 
-    def _examine(self, checkpoint: Checkpoint, pins: ExitStack) -> Record | None:
+    def _score_checkpoint(self, checkpoint: Checkpoint, pins: ExitStack) -> Record | None:
         """Return the record of a checkpoint, None for a damaged one."""
         began = time.monotonic()
 
         def load() -> TrainedModel:
             pins.enter_context(pin_folder(checkpoint.path))
-            manner = self._manner
-            return load_trained(checkpoint.path, manner.base, manner.max_seq_len, manner.lost_text)
+            options = self._options
+            return load_trained(
+                checkpoint.path, options.base, options.max_seq_len, options.lost_text
+            )
 
         try:
-            trained = self._reading(checkpoint, load)
+            trained = self._retry_read(checkpoint, load)
         except _GoneError:
-            return self._record(checkpoint, {}, began, "removed before it was scored")
+            return self._build_record(checkpoint, {}, began, "removed before it was scored")
         except StorageError as error:
-            self._run.left_out(str(error))
+            self._run.log_skipped(str(error))
             self._damaged.add(checkpoint.digest)
             return None
-        outcomes = {task.name: self._outcome(checkpoint, task, trained) for task in self._tasks}
-        return self._record(checkpoint, outcomes, began)
+        outcomes = {task.name: self._run_task(checkpoint, task, trained) for task in self._tasks}
+        return self._build_record(checkpoint, outcomes, began)
 
-    def _outcome(self, checkpoint: Checkpoint, task: Task, trained: TrainedModel) -> Outcome | str:
+    def _run_task(self, checkpoint: Checkpoint, task: Task, trained: TrainedModel) -> Outcome | str:
         """Return a task's result, or why it failed: the others continue."""
         try:
-            return self._reading(checkpoint, lambda: task.run(trained, self._compute))
+            return self._retry_read(checkpoint, lambda: task.run(trained, self._compute))
         except _GoneError:
             reason = "the checkpoint was removed while it was read"
         except LostError:
@@ -185,7 +187,7 @@ class Runner:
         logger.warning("%s: task %s failed: %s", checkpoint.path.name, task.name, reason)
         return reason
 
-    def _reading(self, checkpoint: Checkpoint, read: Callable[[], _Value]) -> _Value:
+    def _retry_read(self, checkpoint: Checkpoint, read: Callable[[], _Value]) -> _Value:
         """Run `read`; again if it fails, and if the folder was unreachable.
 
         Raises:
@@ -197,17 +199,17 @@ class Runner:
                 with self._interruption.allow_signals():
                     return read()
             except (TrainerError, OSError):
-                fate = self._run.fate(checkpoint)
-                if fate == "gone":
+                availability = self._run.probe_checkpoint(checkpoint)
+                if availability == "removed":
                     raise _GoneError from None
-                if fate == "here" and again:
+                if availability == "available" and again:
                     raise
-            again = fate == "here"  # once more: the folder may have been unreachable for a moment
-            if fate == "away":
-                self._say(f"{self._output}: unreachable, waiting")
+            again = availability == "available"
+            if availability == "unreachable":
+                self._log_once(f"{self._output}: unreachable, waiting")
                 self._interruption.sleep(self._pause)
 
-    def _record(
+    def _build_record(
         self,
         checkpoint: Checkpoint,
         outcomes: dict[str, Outcome | str],
@@ -223,7 +225,7 @@ class Runner:
             "digest": checkpoint.digest,
             "state": "scored" if reason is None else "skipped",
             "reason": reason,
-            "runner": self._manner.name,
+            "runner": self._options.name,
             "time": round(time.time(), 3),
             "seconds": round(time.monotonic() - began, 3),
             "rated_by": f"{self._tasks[0].name}/{rated.rated_by}" if rated else None,
@@ -241,7 +243,7 @@ class Runner:
                 delivered = claim.deliver(record)
                 break
             except OSError as error:
-                self._say(f"{name}: result not written: {error.strerror or error}; waiting")
+                self._log_once(f"{name}: result not written: {error.strerror or error}; waiting")
                 self._interruption.sleep(self._pause)
         if not delivered:
             logger.warning("%s: another runner has taken it over, this result is discarded", name)
@@ -250,7 +252,7 @@ class Runner:
         try:
             self._publish({record["digest"]: record})
         except OSError as error:  # the next check of any runner repeats it
-            self._say(f"{name}: not listed yet: {error.strerror or error}")
+            self._log_once(f"{name}: not listed yet: {error.strerror or error}")
 
     def _publish(self, results: Mapping[str, Record]) -> None:
         """Add the results that are not listed yet, this runner's or those of a lost one."""
@@ -265,11 +267,11 @@ class Runner:
             self._results.point_to_best(self._run.store, self._rated_by)
             self._rated_by = None
 
-    def _say(self, message: str) -> None:
+    def _log_once(self, message: str) -> None:
         """Log once what the runner waits for."""
-        if message != self._said:
+        if message != self._last_message:
             logger.info("%s", message)
-            self._said = message
+            self._last_message = message
 
 
 def _describe_record(record: Record) -> str:

@@ -34,7 +34,7 @@ from trainer.system.errors import InputError
 
 _NOBODY = 65534
 _ETC = ("/etc/ld.so.cache", "/etc/alternatives")
-_BOXED = Path(__file__).with_name("boxed.py")
+_CHILD = Path(__file__).with_name("sandboxed_child.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,8 @@ class Sandbox:
         reasons: list[str] = []
         # The user nobody may not reach ours.
         for python in dict.fromkeys((own, Path("/usr/bin/python3"))):
-            self._bwrap = _bwrap(bwrap, python)
-            self._python = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _BOXED.read_text()]
+            self._bwrap = _build_bwrap_command(bwrap, python)
+            self._python = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _CHILD.read_text()]
             try:
                 verdict = self.run(Trial(program="def f(): pass", test="f()"))
             except OSError as error:
@@ -167,7 +167,7 @@ class Sandbox:
         self._running.discard(process)
 
 
-def _bwrap(bwrap: str, python: Path) -> list[str]:
+def _build_bwrap_command(bwrap: str, python: Path) -> list[str]:
     nobody = str(_NOBODY)
     command = [bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
     # As process 1: bubblewrap's own would be a second process without our limits.

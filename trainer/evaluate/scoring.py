@@ -54,10 +54,10 @@ class EvaluationScores:
             finite = not isinstance(value, float) or math.isfinite(value)
             tree[name] = value if finite else None
         if self.confusion is not None:
-            tree["classes"] = self._classes()
+            tree["classes"] = self._compute_class_metrics()
         return tree
 
-    def _classes(self) -> list[dict[str, float | int | str]]:
+    def _compute_class_metrics(self) -> list[dict[str, float | int | str]]:
         assert self.confusion is not None
         columns = [sum(column) for column in zip(*self.confusion, strict=True)]
         return [
@@ -85,7 +85,7 @@ class Evaluator(Protocol):
         ...
 
 
-def score(
+def score_file(
     trained: TrainedModel,
     data: Path,
     compute: Compute,
@@ -159,7 +159,7 @@ def score(
         len(samples),
         total.weight,
         names=config.class_names,
-        perplexity=None if total.confusion else _exp(scores["loss"]),
+        perplexity=None if total.confusion else _saturate_exp(scores["loss"]),
         **scores,
     )
 
@@ -186,7 +186,7 @@ def _held_out_fraction(trained: TrainedModel, data: Path) -> float:
     return fraction
 
 
-def _exp(loss: float) -> float:
+def _saturate_exp(loss: float) -> float:
     try:
         return math.exp(loss)
     except OverflowError:

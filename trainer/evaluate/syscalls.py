@@ -55,7 +55,7 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_
 
 def refused_calls() -> dict[str, int]:
     """Return the refused calls of this machine by name, without those that threads need."""
-    column = list(_ARCHITECTURES).index(_machine())
+    column = list(_ARCHITECTURES).index(_get_machine())
     return {name: row[column] for name, row in _REFUSED.items() if row[column] != _ABSENT}
 
 
@@ -65,7 +65,7 @@ def seccomp_filter() -> bytes:
     Raises:
         InputError: there is none for its architecture.
     """
-    machine = _machine()
+    machine = _get_machine()
     clone = _CLONE[list(_ARCHITECTURES).index(machine)]
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -90,7 +90,7 @@ def seccomp_filter() -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _machine() -> str:
+def _get_machine() -> str:
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise InputError(

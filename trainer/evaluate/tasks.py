@@ -12,10 +12,10 @@ from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
 from trainer.data.sources import find_data
 from trainer.evaluate.base import Outcome, Task
-from trainer.evaluate.code import Problem, figures, judge, read_problems
-from trainer.evaluate.generation import Completion, complete
+from trainer.evaluate.code import Problem, compute_pass_rates, read_problems, run_trials
+from trainer.evaluate.generation import Completion, complete_samples
 from trainer.evaluate.sandbox import Sandbox
-from trainer.evaluate.scoring import score
+from trainer.evaluate.scoring import score_file
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
@@ -24,7 +24,7 @@ HARNESS = "lm-eval:"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
+class TaskOptions:
     """The data and options of the tasks; each uses its own part."""
 
     data: Sequence[Path] = ()
@@ -42,14 +42,16 @@ class Material:
     harness_limit: int | None = None
     """Samples of each lm-eval task, None for all."""
 
-    def complete(
+    def complete_samples(
         self, trained: TrainedModel, samples: Sequence[Sample], compute: Compute
     ) -> list[Completion]:
         """Return what a model makes of prompts."""
-        return complete(trained, samples, self.max_new_tokens, Sampling(self.temperature), compute)
+        return complete_samples(
+            trained, samples, self.max_new_tokens, Sampling(self.temperature), compute
+        )
 
 
-def make_tasks(names: str, material: Material) -> list[Task]:
+def make_tasks(names: str, material: TaskOptions) -> list[Task]:
     """Return the tasks of a list such as `loss,generate,lm-eval:arc_easy`, in its order.
 
     Raises:
@@ -58,10 +60,10 @@ def make_tasks(names: str, material: Material) -> list[Task]:
     chosen = [name.strip() for name in names.split(",")]
     if repeated := {name for name in chosen if chosen.count(name) > 1}:
         raise InputError(f"--tasks: {min(repeated)!r} twice")
-    return [_make(name, material) for name in chosen]
+    return [_make_task(name, material) for name in chosen]
 
 
-def _make(name: str, material: Material) -> Task:
+def _make_task(name: str, material: TaskOptions) -> Task:
     if name.startswith(HARNESS):
         from trainer.evaluate.harness import Harness
 
@@ -80,7 +82,7 @@ class Loss:
 
     name = "loss"
 
-    def __init__(self, material: Material) -> None:
+    def __init__(self, material: TaskOptions) -> None:
         if not material.data:
             raise InputError("task loss: give --data FILE")
         for path in material.data:
@@ -95,7 +97,7 @@ class Loss:
         found: dict[str, float] = {}
         rated_by = ""
         for path in self._data:
-            scores = score(trained, path, compute, columns=self._columns)
+            scores = score_file(trained, path, compute, columns=self._columns)
             prefix = f"{path.stem}/" if len(self._data) > 1 else ""
             for name in ("loss", "perplexity", "accuracy", "mcc"):
                 if (value := getattr(scores, name)) is not None:
@@ -110,7 +112,7 @@ class Generate:
 
     name = "generate"
 
-    def __init__(self, material: Material) -> None:
+    def __init__(self, material: TaskOptions) -> None:
         if material.prompts is None:
             raise InputError("task generate: give --prompts FILE")
         self._prompts = read_prompts(material.prompts, material.columns)
@@ -118,7 +120,7 @@ class Generate:
 
     def run(self, trained: TrainedModel, compute: Compute) -> Outcome:
         """Return the texts, their mean length and how many the model ended itself."""
-        made = self._material.complete(trained, self._prompts, compute)
+        made = self._material.complete_samples(trained, self._prompts, compute)
         counted = {
             "tokens": statistics.fmean(completion.tokens for completion in made),
             "ended": statistics.fmean(completion.ended for completion in made),
@@ -131,7 +133,7 @@ class Code:
 
     name = "code"
 
-    def __init__(self, material: Material) -> None:
+    def __init__(self, material: TaskOptions) -> None:
         if material.problems is None:
             raise InputError("task code: give --problems FILE")
         if not material.run_code:
@@ -146,10 +148,10 @@ class Code:
         """Return pass@k, and for each problem one sample and why it failed."""
         asked = [problem for problem in self._problems for _ in range(self._material.samples)]
         prompts = [Sample(problem.prompt) for problem in asked]
-        made = self._material.complete(trained, prompts, compute)
+        made = self._material.complete_samples(trained, prompts, compute)
         texts = [completion.text for completion in made]
-        trials = [problem.trial(text) for problem, text in zip(asked, texts, strict=True)]
-        verdicts = judge(self._sandbox, trials, compute.threads)
+        trials = [problem.build_trial(text) for problem, text in zip(asked, texts, strict=True)]
+        verdicts = run_trials(self._sandbox, trials, compute.threads)
         firsts = range(0, len(asked), self._material.samples)
         passed = [
             sum(verdict.passed for verdict in verdicts[first : first + self._material.samples])
@@ -164,4 +166,4 @@ class Code:
             }
             for first, count in zip(firsts, passed, strict=True)
         ]
-        return Outcome(figures(passed, self._material.samples), "pass@1", samples=shown)
+        return Outcome(compute_pass_rates(passed, self._material.samples), "pass@1", samples=shown)

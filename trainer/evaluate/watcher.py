@@ -14,7 +14,7 @@ from trainer.tracking.status import STATUS_FILE, says_over
 
 logger = logging.getLogger(__name__)
 
-Fate = Literal["here", "gone", "away"]
+Availability = Literal["available", "removed", "unreachable"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class WatchedRun:
         below = self._output / FOLDER
         return below if below.is_dir() else self._output
 
-    def checkpoints(self) -> list[Checkpoint]:
+    def list_checkpoints(self) -> list[Checkpoint]:
         """Return those whose manifest and sizes are right, newest first; name damaged ones once.
 
         Raises:
@@ -57,32 +57,32 @@ class WatchedRun:
             except StorageError as error:
                 # Without a manifest it is still being written, or already being removed.
                 if (path / MANIFEST).is_file():
-                    self.left_out(str(error))
+                    self.log_skipped(str(error))
         return found
 
-    def left_out(self, reason: str) -> None:
+    def log_skipped(self, reason: str) -> None:
         """Log once why a checkpoint is not scored."""
         if reason not in self._damaged:
             self._damaged.add(reason)
             logger.error("checkpoint skipped: %s", reason)
 
-    def fate(self, checkpoint: Checkpoint) -> Fate:
+    def probe_checkpoint(self, checkpoint: Checkpoint) -> Availability:
         """Return whether a checkpoint exists, is gone, or the whole folder is unreachable.
 
         A run always keeps its newest one, so a folder without any is unreachable as a whole.
         """
         try:
             if checkpoint_digest(checkpoint.path) == checkpoint.digest:
-                return "here"
-            return "gone"
+                return "available"
+            return "removed"
         except StorageError:
             pass
         try:
-            return "gone" if self.checkpoints() else "away"
+            return "removed" if self.list_checkpoints() else "unreachable"
         except OSError:
-            return "away"
+            return "unreachable"
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the run has ended for good; False without its status."""
         return says_over(self._output / STATUS_FILE)

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.config.run import RunConfig
 from trainer.data.formats import count_records
-from trainer.data.labelling import check_count, find_labels, objects, with_names
+from trainer.data.labelling import check_count, find_labels, iter_objects, with_names
 from trainer.data.labels import LabelColumn
 from trainer.data.shapes import parse_sample
 from trainer.data.values import BadLineError
@@ -92,7 +92,10 @@ def derive_settings(
         InputError: some lines have labels and some have none, or the labels are no classes.
     """
     data = Path(config.data.train)
-    if config.distillation is not None or next(objects(data, config.data.columns), None) is None:
+    if (
+        config.distillation is not None
+        or next(iter_objects(data, config.data.columns), None) is None
+    ):
         return []
     found = [part for part in _derive_task(config, given, model_dir) if part.key not in given]
     with contextlib.suppress(InputError):  # such as 4,000 classes: reported on use
@@ -114,7 +117,7 @@ def check_task(config: RunConfig) -> None:
         base = read_class_names(read_config(Path(config.model.path)))
     config = with_names(config, base)
     labels = None if config.classes is None else LabelColumn(config.classes)
-    for record in itertools.islice(objects(Path(data.train), data.columns), 1):
+    for record in itertools.islice(iter_objects(Path(data.train), data.columns), 1):
         try:
             parse_sample(record.tree, record.number, labels, pairs=config.task == "dpo")
         except BadLineError as error:

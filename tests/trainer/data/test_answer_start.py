@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.data.families import Family
 from tests.trainer.data.test_chat_template import ONE, TOOLS, turn, write_model
 from tests.trainer.data.test_lost_text import prompted, sample, spoken
-from trainer.data.answer_start import answer_start
+from trainer.data.answer_start import find_answer_start
 from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import Encoder
 
@@ -80,7 +80,7 @@ def test_only_a_reasoning_that_a_template_cuts_is_written_after_its_opener(
 
 @pytest.mark.parametrize("asked", ["a<|assistant|>\n", "a<|turn>model\n", "b<think>", "a<x><y>"])
 def test_another_prompt_has_no_answer(asked: str) -> None:
-    assert answer_start(asked, "a<|assistant|>22") is None
+    assert find_answer_start(asked, "a<|assistant|>22") is None
 
 
 def test_a_header_that_only_the_prompt_has_is_refused(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_folders_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     documents = Documents([tmp_path])
     names = ["Z.py", "a.py", "alpha/e.py", "b.py", "sub/c.py", "sub/deep/d.py", "é.py"]
     assert texts(documents) == [f"# {name}\r\n" for name in names]
-    assert [documents.source(index) for index in range(7)] == [str(tmp_path / n) for n in names]
+    assert [documents.describe_location(index) for index in range(7)] == [
+        str(tmp_path / n) for n in names
+    ]
     assert documents.digest == Documents([tmp_path]).digest
 
 
@@ -72,7 +74,7 @@ def test_lines_are_documents(tmp_path: Path) -> None:
     assert len(documents) == 4
     assert [documents[index].text for index in (3, 1, 0)] == ["i", "ü", "first"]
     assert documents[2].messages == (ChatMessage("user", "q"), ChatMessage("assistant", "a"))
-    assert documents.source(2) == f"{path}:3"
+    assert documents.describe_location(2) == f"{path}:3"
     with pytest.raises(IndexError, match="document 4 of 4"):
         documents[4]
 
@@ -170,7 +172,7 @@ FORMS = {
 def test_records_of_every_format_are_the_same_documents(tmp_path: Path, name: str) -> None:
     documents = Documents([write(tmp_path / name, FORMS[name])])
     assert [documents[index].text for index in (1, 0)] == ["zwei ü", "one,\n1"]
-    assert documents.source(1).startswith(f"{tmp_path / name}:")
+    assert documents.describe_location(1).startswith(f"{tmp_path / name}:")
     assert documents.digest == Documents([write(tmp_path / "b.jsonl", lines(*ROWS))]).digest
 
 
@@ -181,7 +183,7 @@ def test_conversations_with_tools_are_found_again_in_a_table(tmp_path: Path) -> 
     copied = Documents([write(tmp_path / "a.json", json.dumps([row, {"text": "x"}]))])
     assert copied[0] == plain[0]
     assert copied[0].tools
-    assert copied.source(1) == f"{tmp_path / 'a.json'}: element 2"
+    assert copied.describe_location(1) == f"{tmp_path / 'a.json'}: element 2"
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

@@ -16,7 +16,7 @@ from tests.trainer.small_model import write_model
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.inspect_data import inspect_data
 from trainer.data import encoded_rows, row_entry
-from trainer.evaluate.scoring import EvaluationScores, score
+from trainer.evaluate.scoring import EvaluationScores, score_file
 from trainer.replica.backend import Compute
 from trainer.system.storage import cache_folder
 
@@ -27,7 +27,7 @@ import json, re, sys
 from pathlib import Path
 from trainer.config.run import load_config
 from trainer.data.encoder import Encoder
-from trainer.data.inspection import inspect
+from trainer.data.inspection import inspect_data
 from trainer.data import encoded_rows
 from trainer.data.encoded_rows import read_data
 encoded_rows.LEAST_BYTES = 0
@@ -41,7 +41,7 @@ settings = {"data.train": path, "data.validation": path, "data.max_seq_len": 64}
 settings |= {"model.path": model, "task": "causal-lm", "num_classes": None}
 config, encoder = load_config("quickstart").with_settings(settings), Encoder(Path(model))
 before = own()
-found = inspect(config, encoder, 2)
+found = inspect_data(config, encoder, 2)
 file = read_data(path, config, encoder)
 rows = file.open_dataset(encoder, "causal-lm", 64)
 tokens = sum(len(rows[index].input_ids) for index in range(len(rows)))
@@ -101,7 +101,9 @@ def test_inspection_of_rows_is_that_of_samples_in_memory(
 
 
 def scored(trained: Path, data: Path, **options: Any) -> EvaluationScores:
-    return score(load_trained(trained, max_seq_len=24), data, Compute("cpu", threads=1), **options)
+    return score_file(
+        load_trained(trained, max_seq_len=24), data, Compute("cpu", threads=1), **options
+    )
 
 
 def test_scores_of_rows_are_those_of_samples_in_memory(

@@ -344,13 +344,13 @@ def test_data_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.jsonl", rows(20))
-    pieces = row_entry.RowEntry._pieces  # pyright: ignore[reportPrivateUsage]
+    pieces = row_entry.RowEntry._iter_pieces  # pyright: ignore[reportPrivateUsage]
 
     def changing(self: Any) -> Iterator[bytes]:
         write(path, rows(19))
         yield from pieces(self)
 
-    monkeypatch.setattr(row_entry.RowEntry, "_pieces", changing)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(row_entry.RowEntry, "_iter_pieces", changing)  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(InputError, match="was changed while it was read; read it again"):
         opened(path, model)
 
@@ -382,7 +382,7 @@ def test_a_process_that_is_killed_while_it_encodes_is_a_line(
             super().__init__(*args, **named)
             made.append(self)
 
-    pieces = row_entry.RowEntry._pieces  # pyright: ignore[reportPrivateUsage]
+    pieces = row_entry.RowEntry._iter_pieces  # pyright: ignore[reportPrivateUsage]
 
     def killing(self: Any) -> Iterator[bytes]:
         for piece in pieces(self):
@@ -390,7 +390,7 @@ def test_a_process_that_is_killed_while_it_encodes_is_a_line(
             made[0].kill()
 
     monkeypatch.setattr(subprocess, "Popen", Remembered)
-    monkeypatch.setattr(row_entry.RowEntry, "_pieces", killing)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(row_entry.RowEntry, "_iter_pieces", killing)  # pyright: ignore[reportPrivateUsage]
     assert opened(write(tmp_path / "a.jsonl", rows(100)), model) is None
     assert "a process that encodes rows was killed; the rows of" in caplog.text
     assert not list(cache_folder.cache_root().glob(".tmp-*"))

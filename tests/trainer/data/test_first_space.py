@@ -11,7 +11,7 @@ from tokenizers import pre_tokenizers
 from tests.trainer.data.spaced_tokenizer import KINDS, Kind, spaced_tokenizer, tokens_of
 from tests.trainer.data.test_tokens import byte_tokenizer
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.first_space import without_first_space
+from trainer.data.first_space import remove_first_space
 from trainer.data.shapes import Sample
 
 CASES = {
@@ -55,14 +55,14 @@ def test_a_space_before_bytes_is_none_before_a_completion(tmp_path: Path) -> Non
 
 def test_a_tokenizer_that_adds_none_is_taken_as_it_is(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(tmp_path)
-    assert without_first_space(tokenizer) is tokenizer
+    assert remove_first_space(tokenizer) is tokenizer
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="never")
-    assert without_first_space(tokenizer) is tokenizer
+    assert remove_first_space(tokenizer) is tokenizer
 
 
 def test_all_else_of_a_tokenizer_stays(tmp_path: Path) -> None:
     tokenizer = spaced_tokenizer(tmp_path / "m")
-    found = without_first_space(tokenizer)
+    found = remove_first_space(tokenizer)
     assert found.get_vocab() == tokenizer.get_vocab()
     text = "a</s>func time é\n"
     assert tokenizer.encode(text).tokens[2:] == ["a", "</s>", "▁", *found.encode(text).tokens[3:]]

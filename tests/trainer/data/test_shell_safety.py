@@ -42,13 +42,13 @@ def test_train_and_validation_share_no_template_and_no_script():
         for family in FAMILIES
         for label in (SAFE, family.defect)
         for split in (False, True)
-        for template in family.templates(label, split)
+        for template in family.list_templates(label, split)
     }
     scaffolds = {
         name
         for scaffold in (NOISE, SETTINGS, TITLES)
         for split in (False, True)
-        for name, _ in scaffold.templates(split)
+        for name, _ in scaffold.list_templates(split)
     }
     assert ids[0] <= every | scaffolds
     assert ids[1] <= every | scaffolds
@@ -57,7 +57,7 @@ def test_train_and_validation_share_no_template_and_no_script():
 def test_each_step_and_each_context_is_trained_on_but_no_held_out_pair():
     for family in FAMILIES:
         for label in (SAFE, family.defect):
-            train, held_out = (family.templates(label, split) for split in (False, True))
+            train, held_out = (family.list_templates(label, split) for split in (False, True))
             pairs = [{(each.text, each.context) for each in split} for split in (train, held_out)]
             assert not pairs[0] & pairs[1]
             assert {text for text, _ in pairs[1]} <= {text for text, _ in pairs[0]}
@@ -105,7 +105,7 @@ def test_every_template_is_valid_shell_on_its_own():
     steps = []
     for family in FAMILIES:
         for text in family.sound + family.defective:
-            step = Names(random.Random(0)).fill(text)
+            step = Names(random.Random(0)).fill_placeholders(text)
             steps.append(f"step() {{\n{step}\n:\n}}\n")
     result = subprocess.run([bash, "-n"], input="".join(steps).encode(), capture_output=True)
     assert result.returncode == 0, result.stderr.decode()

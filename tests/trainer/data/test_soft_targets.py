@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.config.distillation import DistillationConfig
-from trainer.data.soft_targets import SoftTargets, alpha_at
+from trainer.data.soft_targets import SoftTargets, compute_alpha
 
 
 def test_a_part_has_its_own_entries() -> None:
@@ -17,16 +17,16 @@ def test_a_part_has_its_own_entries() -> None:
         entropy=np.arange(5, dtype=np.float32),
         temperature=2.0,
     )
-    part = soft.window(2, 5)
+    part = soft.slice_positions(2, 5)
     assert part.offsets.tolist() == [0, 1, 1, 3]
     assert part.ids.tolist() == [1, 4, 2]
     assert part.weights.tolist() == soft.weights[2:].tolist()
     assert part.rest.tolist() == soft.rest[2:].tolist()
     assert part.entropy.tolist() == [2, 3, 4]
     assert part.temperature == 2.0
-    assert soft.window(0, 5).ids.tolist() == soft.ids.tolist()
-    assert soft.window(1, 1).offsets.tolist() == [0]
+    assert soft.slice_positions(0, 5).ids.tolist() == soft.ids.tolist()
+    assert soft.slice_positions(1, 1).offsets.tolist() == [0]
 
 
 def test_the_only_step_of_a_run_has_the_first_alpha() -> None:
-    assert alpha_at(DistillationConfig(alpha=0.9, alpha_final=0.1), 1, 1) == 0.9
+    assert compute_alpha(DistillationConfig(alpha=0.9, alpha_final=0.1), 1, 1) == 0.9

@@ -16,7 +16,7 @@ from trainer.data.measurement import measure_samples
 from trainer.data.sample_file import SampleFile
 from trainer.data.samples import read_file
 from trainer.data.shapes import Sample
-from trainer.data.survey import class_lines, survey
+from trainer.data.survey import describe_classes, survey
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_part_says_nothing_that_the_whole_denies(encoder: Encoder, seed: int, 
     whole = measure_samples(samples, encoder, 40)
     assert (whole.measured, whole.longest) == (200, max(lengths) + 1)
     assert (whole.tokens, whole.cut) == (sum(lengths) + 200, sum(n >= 40 for n in lengths))
-    assert sum(count for _, count in whole.histogram()) == 200
+    assert sum(count for _, count in whole.build_histogram()) == 200
     part = measure_samples(samples, encoder, 40, budget)
     assert whole.cut - part.unknown <= part.cut <= whole.cut
     assert part.lost <= whole.lost
@@ -127,7 +127,7 @@ def test_a_part_says_nothing_that_the_whole_denies(encoder: Encoder, seed: int, 
 
 
 def test_names_that_are_nearly_the_same_are_said():
-    assert list(class_lines({"Spam": 3, "ham": 2, "spam ": 1})) == [
+    assert list(describe_classes({"Spam": 3, "ham": 2, "spam ": 1})) == [
         "samples of each class: Spam 3, ham 2, spam  1",
         "classes that differ only in case or white space: 'Spam', 'spam '",
     ]

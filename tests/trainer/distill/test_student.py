@@ -27,8 +27,8 @@ from trainer.data.shapes import Sample
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.inputs import FreshStudent
 from trainer.distill.student.prefetch import Preparation
-from trainer.evaluate.generation import complete
-from trainer.evaluate.scoring import score
+from trainer.evaluate.generation import complete_samples
+from trainer.evaluate.scoring import score_file
 from trainer.init_model import init_model
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import read_headers
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_an_ordinary_model(
     texts = tmp_path / "texts.jsonl"
     texts.write_text(data.read_text().splitlines()[0] + "\n")
     trained = load_trained(course.output)
-    ours = score(trained, texts, CPU)
+    ours = score_file(trained, texts, CPU)
     tokenizer = transformers.AutoTokenizer.from_pretrained(trained.path)
     theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(trained.path)
     ids = load_dataset(texts, trained.path, "causal-lm", None, 512)[0].input_ids
@@ -135,7 +135,7 @@ def test_a_checkpoint_is_an_ordinary_model(
     with torch.no_grad():
         loss = theirs(input_ids=batch, labels=batch).loss
     assert ours.loss == pytest.approx(float(loss), rel=1e-5)
-    (completion,) = complete(trained, [Sample("rm -rf")], 6, Sampling(), CPU)
+    (completion,) = complete_samples(trained, [Sample("rm -rf")], 6, Sampling(), CPU)
     prompt = tokenizer("rm -rf", return_tensors="pt")
     made = theirs.generate(**prompt, max_new_tokens=6, do_sample=False)[0]
     assert tokenizer.decode(made) == completion.prompt + completion.text
@@ -154,7 +154,7 @@ def test_it_answers_prompts(model: Path, logits: Path, tmp_path: Path) -> None:
     answers = {each["step"]: each["text"] for each in records if each["kind"] == "answer"}
     assert list(answers) == [0, 4, 8]
     for folder, step in ((model, 0), (course.output, 8)):
-        (made,) = complete(load_trained(folder), [Sample("rm -rf")], 64, Sampling(), CPU)
+        (made,) = complete_samples(load_trained(folder), [Sample("rm -rf")], 64, Sampling(), CPU)
         assert made.text == answers[step]
 
 
@@ -193,7 +193,7 @@ def test_a_lora_student(model: Path, logits: Path, data: Path, tmp_path: Path) -
     first, *_, last = np.array(course.steps("kl")).reshape(4, -1).mean(axis=1)
     assert last < first
     assert (find_checkpoint(course.output) / "adapter_model.safetensors").is_file()
-    assert score(load_trained(course.output), data, CPU).loss > 0
+    assert score_file(load_trained(course.output), data, CPU).loss > 0
 
 
 @pytest.mark.parametrize("setting", [{"training__micro_batch_size": 1}, {"training__pack": False}])
@@ -275,7 +275,7 @@ def test_validation_decides_about_the_best(
     assert list(losses) == [2, 4, 6]
     best = find_checkpoint(course.output)
     assert read_progress(best).step == min(losses, key=lambda step: losses[step])
-    assert score(load_trained(best), data, CPU).loss == pytest.approx(
+    assert score_file(load_trained(best), data, CPU).loss == pytest.approx(
         min(losses.values()), rel=1e-5
     )
 

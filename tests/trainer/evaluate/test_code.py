@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.evaluate.code import Problem, figures, judge, pass_at_k, read_problems
+from trainer.evaluate.code import Problem, compute_pass_rates, pass_at_k, read_problems, run_trials
 from trainer.evaluate.sandbox import Sandbox
 from trainer.system.errors import InputError
 
@@ -28,8 +28,8 @@ def test_the_estimate_is_the_mean_over_all_draws(samples: int) -> None:
 
 
 def test_figures_are_means_over_problems() -> None:
-    assert figures([0, 1, 2], 2) == {"pass@1": 0.5}
-    found = figures([0, 5, 200], 200)
+    assert compute_pass_rates([0, 1, 2], 2) == {"pass@1": 0.5}
+    found = compute_pass_rates([0, 5, 200], 200)
     assert list(found) == ["pass@1", "pass@10", "pass@100"]
     # 1 - prod(1 - k / i for i = n - c + 1 .. n), the form of the paper's figure 3.
     product = 1.0
@@ -65,7 +65,7 @@ def test_tests_may_use_what_the_prompt_defines_before_the_function() -> None:
     prompt = "import math\n\ndef double(n):\n    return 2 * n\n\ndef half(n):\n"
     problem = Problem(prompt, "def check(f):\n    assert f(double(3)) == 3", "half")
     try:
-        verdict = Sandbox().run(problem.trial("    return n / 2"))
+        verdict = Sandbox().run(problem.build_trial("    return n / 2"))
     except InputError as error:
         pytest.skip(f"needs bwrap: {error}")
     assert verdict.passed, verdict.reason
@@ -83,7 +83,7 @@ def test_right_and_wrong_completions_are_told_apart() -> None:
         "    return n *": False,
         "    import os; os._exit(0)\n": False,
     }
-    trials = [TRIANGLE.trial(completion) for completion in completions]
-    verdicts = judge(sandbox, trials, threads=2)
+    trials = [TRIANGLE.build_trial(completion) for completion in completions]
+    verdicts = run_trials(sandbox, trials, threads=2)
     assert [verdict.passed for verdict in verdicts] == list(completions.values())
     assert "AssertionError" in verdicts[2].reason

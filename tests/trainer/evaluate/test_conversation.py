@@ -23,7 +23,7 @@ from trainer.commands.generate import generate
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
 from trainer.evaluate.conversation import Conversation
-from trainer.evaluate.generation import TextModel, complete
+from trainer.evaluate.generation import TextModel, complete_samples
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
@@ -66,7 +66,7 @@ def test_each_answer_continues_all_turns_before_it(
         request.getfixturevalue("vulkan")
     sampling = Sampling(temperature=1.0, seed=4)
     conversation = Conversation(load_trained(model), 6, sampling, "be brief")
-    conversation.open(Compute(backend, threads=1))
+    conversation.open_model(Compute(backend, threads=1))
     said: list[str] = []
     for number, text in enumerate(("echo", "rm -rf", "ls")):
         pieces: list[str] = []
@@ -75,45 +75,47 @@ def test_each_answer_continues_all_turns_before_it(
             pieces.append(new)
             return False
 
-        answer = conversation.say(text, show)
+        answer = conversation.answer_turn(text, show)
         assert "".join(pieces) == answer.text
         assert len(pieces) >= answer.tokens, "one call a token"
         said.append(text)
         messages = (ChatMessage("system", "be brief"), *turns(*said))
         drawn = Sampling(temperature=1.0, seed=4 + 2 * number)
-        (alone,) = complete(load_trained(model), [Sample("", messages=messages)], 6, drawn, CPU)
+        (alone,) = complete_samples(
+            load_trained(model), [Sample("", messages=messages)], 6, drawn, CPU
+        )
         assert alone == answer
         said.append(answer.text)
-    conversation.reset()
-    fresh = conversation.say("echo", lambda _: False)
+    conversation.reset_turns()
+    fresh = conversation.answer_turn("echo", lambda _: False)
     assert "rm -rf" not in fresh.prompt
     assert "be brief" in fresh.prompt
 
 
 def test_an_answer_that_is_stopped_stays_in_the_conversation(model: Path) -> None:
     conversation = Conversation(load_trained(model), 50, Sampling())
-    conversation.open(CPU)
+    conversation.open_model(CPU)
     seen: list[str] = []
 
     def stop_at_three(new: str) -> bool:
         seen.append(new)
         return len(seen) == 3
 
-    answer = conversation.say("echo", stop_at_three)
+    answer = conversation.answer_turn("echo", stop_at_three)
     assert answer.tokens == 3
     assert not answer.ended
-    assert answer.text in conversation.say("ls", lambda _: True).prompt
+    assert answer.text in conversation.answer_turn("ls", lambda _: True).prompt
 
 
 def test_a_conversation_that_is_too_long_says_so(model: Path, tmp_path: Path) -> None:
     small_context = with_files(model, tmp_path / "m", config={"max_position_embeddings": 48})
     conversation = Conversation(load_trained(small_context), 512, Sampling())
-    conversation.open(CPU)
-    assert conversation.say("a", lambda _: False).tokens <= 48
+    conversation.open_model(CPU)
+    assert conversation.answer_turn("a", lambda _: False).tokens <= 48
     with pytest.raises(InputError, match="tokens, and 48 are the most; begin another with /reset"):
-        conversation.say("b" * 48, lambda _: False)
-    conversation.reset()
-    conversation.say("c", lambda _: False)
+        conversation.answer_turn("b" * 48, lambda _: False)
+    conversation.reset_turns()
+    conversation.answer_turn("c", lambda _: False)
 
 
 def test_an_answer_of_a_tokenizer_without_markup_ends_where_a_user_speaks(
@@ -141,12 +143,12 @@ def test_an_answer_of_a_tokenizer_without_markup_ends_where_a_user_speaks(
             return [made]
 
     forced: Any = Forced()
-    plain.open(9, 9, CPU, lambda _: (forced, ""))
+    plain.open_generator(9, 9, CPU, lambda _: (forced, ""))
     for sample, text in (
         (Sample("", messages=turns("x")), "a b\nc"),
         (Sample("x"), "a b\nc\nuser: d\n"),
     ):
-        (found,) = plain.complete([sample], plain.encode([sample]), 9, Sampling())
+        (found,) = plain.complete_prompts([sample], plain.encode([sample]), 9, Sampling())
         assert found.text == text
         assert found.ended == bool(sample.messages)
 

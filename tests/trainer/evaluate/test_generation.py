@@ -20,7 +20,7 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
 from trainer.data.shapes import Sample
 from trainer.data.tokenizer_folder import load_tokenizer
-from trainer.evaluate.generation import complete
+from trainer.evaluate.generation import complete_samples
 from trainer.init_model import init_model
 from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
@@ -188,11 +188,11 @@ def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None
 def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: MakeConfig) -> None:
     trained = load_trained(model)
     with pytest.raises(InputError, match="prompt 2: has no token to continue"):
-        complete(trained, [Sample("x"), Sample("")], 4, Sampling(), Compute("cpu"))
+        complete_samples(trained, [Sample("x"), Sample("")], 4, Sampling(), Compute("cpu"))
     classifier = make_config(model, num_classes=3)
     refused = type(trained)(model, classifier, model, trained.layout, trained.weights)
     with pytest.raises(InputError, match="is a classifier, only language models generate"):
-        complete(refused, [Sample("x")], 4, Sampling(), Compute("cpu"))
+        complete_samples(refused, [Sample("x")], 4, Sampling(), Compute("cpu"))
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in model.iterdir():
@@ -201,10 +201,10 @@ def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: Make
     tokenizer.add_tokens(["zzz"])
     tokenizer.save(str(broken / "tokenizer.json"))
     with pytest.raises(InputError, match=r"gives token \d+ of prompt 1, the model has"):
-        complete(load_trained(broken), [Sample("zzz")], 4, Sampling(), Compute("cpu"))
+        complete_samples(load_trained(broken), [Sample("zzz")], 4, Sampling(), Compute("cpu"))
     (broken / "generation_config.json").write_text("{")
     with pytest.raises(InputError, match=r"generation_config\.json: not valid JSON"):
-        complete(load_trained(broken), [Sample("x")], 4, Sampling(), Compute("cpu"))
+        complete_samples(load_trained(broken), [Sample("x")], 4, Sampling(), Compute("cpu"))
     for arguments in ([model], [model, "--prompt", "x", "--data", "y"]):
         assert "give --prompt TEXT, --chat TEXT or --data FILE" in invoke(*arguments).output
 

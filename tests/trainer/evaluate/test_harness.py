@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer import small_model as small
 from trainer.checkpoint.trained_model import load_trained
-from trainer.evaluate.tasks import Material, make_tasks
+from trainer.evaluate.tasks import TaskOptions, make_tasks
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 
@@ -60,7 +60,7 @@ def questions(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def harness(tmp_path: Path, name: str, limit: int | None = None) -> Task:
-    material = Material(harness_tasks=tmp_path / "tasks", harness_limit=limit)
+    material = TaskOptions(harness_tasks=tmp_path / "tasks", harness_limit=limit)
     (task,) = make_tasks(f"lm-eval:{name}", material)
     return task
 
@@ -97,7 +97,7 @@ def test_a_task_that_lm_eval_does_not_know(tmp_path: Path, questions: list[Any])
 @pytest.mark.skipif(installed, reason="needs lm-eval not to be there")
 def test_without_lm_eval_its_tasks_are_refused() -> None:
     with pytest.raises(InputError, match=r"pip install 'motley\[lm-eval\]'"):
-        make_tasks("lm-eval:arc_easy", Material())
+        make_tasks("lm-eval:arc_easy", TaskOptions())
 
 
 def _likeliest(model: Path, line: dict[str, Any]) -> int:

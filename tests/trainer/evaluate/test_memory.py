@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.trainer import small_model as small
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.shapes import Sample
-from trainer.evaluate.generation import complete
-from trainer.evaluate.scoring import score
+from trainer.evaluate.generation import complete_samples
+from trainer.evaluate.scoring import score_file
 from trainer.init_model import init_model
 from trainer.lab.training import PeakMemory
 from trainer.replica.backend import Compute
@@ -28,11 +28,13 @@ SIZES = replace(small.SIZES, hidden_size=256, intermediate_size=8192, num_layers
 
 
 def generate(model: Path, _data: Path) -> None:
-    complete(load_trained(model), [Sample("echo")], 2, Sampling(), Compute("cpu", threads=1))
+    complete_samples(
+        load_trained(model), [Sample("echo")], 2, Sampling(), Compute("cpu", threads=1)
+    )
 
 
 def evaluate(model: Path, data: Path) -> None:
-    score(load_trained(model), data, Compute("cpu", threads=1))
+    score_file(load_trained(model), data, Compute("cpu", threads=1))
 
 
 def peak(use: Callable[[Path, Path], None], small_one: Path, model: Path, data: Path) -> int:

@@ -14,9 +14,9 @@ from tests.trainer.saved_run import CPU, Probe, Run, runner
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.checkpoint.trained_model import load_trained
 from trainer.evaluate.results import read_evaluations
-from trainer.evaluate.runner import Manner, Runner
-from trainer.evaluate.scoring import score
-from trainer.evaluate.tasks import Material, make_tasks
+from trainer.evaluate.runner import Runner, RunnerOptions
+from trainer.evaluate.scoring import score_file
+from trainer.evaluate.tasks import TaskOptions, make_tasks
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 def test_every_checkpoint_is_scored_once_newest_first(run: Run, data: Path) -> None:
     paths = [run.save(step, scale) for step, scale in ((1, 0.5), (2, 0.01), (3, 3.0))]
-    tasks = make_tasks("loss,generate", Material(data=[data], prompts=data, max_new_tokens=3))
+    tasks = make_tasks("loss,generate", TaskOptions(data=[data], prompts=data, max_new_tokens=3))
     runner(run, *tasks).run()
     assert [record["step"] for record in run.records] == [3, 2, 1]
     for record, path in zip(run.records, reversed(paths), strict=True):
-        scores = score(load_trained(path), data, Compute("cpu", threads=1))
+        scores = score_file(load_trained(path), data, Compute("cpu", threads=1))
         figures = record["tasks"]["loss"]["figures"]
         assert figures == {"loss": scores.loss, "perplexity": scores.perplexity}
         assert (record["rated_by"], record["rating"]) == ("loss/loss", -scores.loss)
@@ -70,7 +70,7 @@ def test_it_waits_for_a_run_that_is_not_there_yet(
 
     training = threading.Thread(target=train)
     training.start()
-    watching = Runner(output, [probe], CPU, Manner(name="runner", every=0.05))
+    watching = Runner(output, [probe], CPU, RunnerOptions(name="runner", every=0.05))
     watching.run()
     training.join()
     assert probe.seen == ["step-000001", "step-000002", "step-000003"]
@@ -81,7 +81,7 @@ def test_a_folder_of_checkpoints_alone_is_enough(run: Run) -> None:
     run.save(1)
     probe = Probe()
     store = run.output / "checkpoints"
-    Runner(store, [probe], CPU, Manner(name="runner", once=True)).run()
+    Runner(store, [probe], CPU, RunnerOptions(name="runner", once=True)).run()
     assert probe.seen == ["step-000001"]
     assert len(read_evaluations(store / "evaluations" / "evaluations.jsonl")) == 1
 
@@ -93,5 +93,5 @@ def test_results_are_written_through_no_link(tmp_path: Path, name: str) -> None:
     (output / name).parent.mkdir(parents=True)
     (output / name).symlink_to(victim)
     with pytest.raises(InputError, match=f"{output / name}: is a link, and nothing is written"):
-        Runner(output, [Probe()], CPU, Manner(name="runner", every=0.05))
+        Runner(output, [Probe()], CPU, RunnerOptions(name="runner", every=0.05))
     assert not victim.exists()

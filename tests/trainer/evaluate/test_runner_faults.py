@@ -16,7 +16,7 @@ import pytest
 
 from tests.trainer.saved_run import Probe, Run, claims, runner
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
-from trainer.evaluate.tasks import Material, make_tasks
+from trainer.evaluate.tasks import TaskOptions, make_tasks
 from trainer.system.errors import InputError, StorageError
 from trainer.system.process.interruption import Interruption
 from trainer.system.storage.atomic_folder import verify_folder
@@ -53,7 +53,9 @@ def test_a_damaged_checkpoint_is_named_once_and_left_out(
     assert len(said) == 2
     assert "step-000002/run.json: has" in said[0]
     assert "step-000003/optimizer.safetensors: its bytes are not those" in said[1]
-    assert claims(run).take(checkpoint_digest(flipped.parent)) is not None, "it was given back"
+    assert claims(run).take_claim(checkpoint_digest(flipped.parent)) is not None, (
+        "it was given back"
+    )
 
 
 def test_what_was_pruned_before_its_turn_is_recorded_as_skipped(run: Run) -> None:
@@ -83,7 +85,7 @@ def test_where_locks_do_not_reach_a_checkpoint_may_vanish(run: Run, data: Path) 
             shutil.rmtree(path)
             raise StorageError(f"{path}: cannot be read")
 
-    (loss,) = make_tasks("loss", Material(data=[data]))
+    (loss,) = make_tasks("loss", TaskOptions(data=[data]))
     runner(run, loss, Probe(vanish)).run()
     records = {record["step"]: record for record in run.records}
     assert [records[step]["state"] for step in (1, 2, 3)] == ["scored"] * 3
@@ -217,7 +219,7 @@ def test_a_signal_ends_it_at_once_and_gives_the_claim_back(
     began = time.monotonic()
     runner(run, Probe(interrupted), once=False).run()
     assert time.monotonic() - began < 30
-    assert claims(run).take(digest) is not None
+    assert claims(run).take_claim(digest) is not None
     assert not (run.output / "evaluations" / "evaluations.jsonl").exists()
     assert signal.getsignal(number) == before
 
@@ -231,7 +233,7 @@ def test_a_signal_that_a_library_swallows_still_ends_it(run: Run) -> None:
             time.sleep(60)
 
     runner(run, Probe(swallowing), once=False).run()
-    assert claims(run).take(digest) is not None
+    assert claims(run).take_claim(digest) is not None
 
 
 def test_a_base_that_is_missing_here_ends_it_and_leaves_the_checkpoint_to_others(
@@ -240,4 +242,4 @@ def test_a_base_that_is_missing_here_ends_it_and_leaves_the_checkpoint_to_others
     digest = checkpoint_digest(run.save(1))
     with pytest.raises(InputError, match="/nowhere: no such model"):
         runner(run, Probe(), base="/nowhere").run()
-    assert claims(run).take(digest) is not None
+    assert claims(run).take_claim(digest) is not None

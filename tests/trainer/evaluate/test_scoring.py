@@ -18,7 +18,7 @@ from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
-from trainer.evaluate.scoring import EvaluationScores, score
+from trainer.evaluate.scoring import EvaluationScores, score_file
 from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
@@ -67,9 +67,9 @@ def test_a_full_model_is_evaluated_where_it_could_not_be_trained(
     shape, headers = read_shape(trained.base_dir), read_headers(trained.base_dir)
     plan = partial(plan_memory, shape, headers, trained.layout, config, recompute=True)
     free = int(plan(accelerator=False, evaluates=True).least / USABLE) + 1
-    expected = score(trained, data, Compute("cpu")).loss
+    expected = score_file(trained, data, Compute("cpu")).loss
     monkeypatch.setattr(replica, "available_bytes", lambda _device: free)
-    assert score(trained, data, Compute("cpu")).loss == pytest.approx(expected, rel=1e-6)
+    assert score_file(trained, data, Compute("cpu")).loss == pytest.approx(expected, rel=1e-6)
     with pytest.raises(InputError, match=r"the run needs .* are free"):
         replica.TorchReplica(trained.base_dir, config, trained.layout)
 
@@ -90,7 +90,7 @@ def test_an_adapter_from_every_folder_and_through_peft(
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(checkpoint / name, adapter)
     found = [
-        score(load_trained(folder, max_seq_len=24), data, Compute("cpu", threads=1))
+        score_file(load_trained(folder, max_seq_len=24), data, Compute("cpu", threads=1))
         for folder in (tmp_path / "output", checkpoint.parent, checkpoint, adapter)
     ]
     assert found.count(found[0]) == 4
@@ -100,7 +100,7 @@ def test_an_adapter_from_every_folder_and_through_peft(
 
     # The merged model is a full model with the same figures.
     merged = merge_adapter(open_adapter(checkpoint)[0], tmp_path / "merged")
-    again = score(load_trained(merged, max_seq_len=24), data, Compute("cpu", threads=1))
+    again = score_file(load_trained(merged, max_seq_len=24), data, Compute("cpu", threads=1))
     assert again.confusion == scores.confusion
     assert again.loss == pytest.approx(scores.loss, rel=1e-5)
 
@@ -132,7 +132,7 @@ def test_figures_are_those_of_sklearn(
 ) -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
     train(tmp_path / "output", model, make_config, method="full")
-    scores = score(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
+    scores = score_file(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
     assert scores.confusion is not None
     labels, predictions = [], []
     for label, row in enumerate(scores.confusion):
@@ -152,7 +152,7 @@ def test_nothing_is_said_of_gradients(
 ) -> None:
     train(tmp_path / "output", model, make_config)
     with caplog.at_level("INFO"):
-        score(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
+        score_file(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
     assert "gradient" not in caplog.text
 
 
@@ -161,12 +161,12 @@ def test_language_models(
     model: Path, data: Path, tmp_path: Path, make_config: MakeConfig, method: str
 ) -> None:
     train(tmp_path / "output", model, make_config, task="causal-lm", method=method)
-    scores = score(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
+    scores = score_file(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
     assert scores.task == "causal-lm"
     assert scores.perplexity == pytest.approx(np.exp(scores.loss))
     assert scores.weight > scores.count == 40
     assert scores.confusion is None
-    base = score(load_trained(model, max_seq_len=24), data, Compute("cpu", threads=1))
+    base = score_file(load_trained(model, max_seq_len=24), data, Compute("cpu", threads=1))
     assert (base.loss == scores.loss) == (method == "full")  # full training was left at its start
 
 

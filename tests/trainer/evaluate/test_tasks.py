@@ -15,9 +15,9 @@ import pytest
 from tests.trainer.saved_run import Probe, Run, runner
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
-from trainer.evaluate.generation import Completion, complete
+from trainer.evaluate.generation import Completion, complete_samples
 from trainer.evaluate.runner import Runner
-from trainer.evaluate.tasks import Material, make_tasks
+from trainer.evaluate.tasks import TaskOptions, make_tasks
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 
@@ -33,7 +33,7 @@ def test_a_classifier_is_rated_by_its_accuracy(
     files = [tmp_path / "validation.jsonl", tmp_path / "other.jsonl"]
     for file in files:
         shutil.copy(data, file)
-    runner(run, *make_tasks("loss", Material(data=files))).run()
+    runner(run, *make_tasks("loss", TaskOptions(data=files))).run()
     (record,) = run.records
     figures = record["tasks"]["loss"]["figures"]
     assert figures["validation/accuracy"] == figures["other/accuracy"] == record["rating"]
@@ -48,7 +48,7 @@ def test_vulkan_comes_to_the_figures_of_the_cpu(
 ) -> None:
     run = Run(tmp_path / "run", model, make_config)
     trained = load_trained(run.save(1))
-    (task,) = make_tasks("loss", Material(data=[data]))
+    (task,) = make_tasks("loss", TaskOptions(data=[data]))
     ours, theirs = (task.run(trained, Compute(name, threads=1)) for name in ("wgpu", "cpu"))
     assert ours.figures == pytest.approx(theirs.figures, rel=1e-5)
 
@@ -62,7 +62,7 @@ def test_what_needs_a_language_model_says_so_and_costs_no_other_figure(
     def defect(_: Path) -> None:
         raise ZeroDivisionError("by zero")
 
-    tasks = make_tasks("generate,loss", Material(data=[data], prompts=data))
+    tasks = make_tasks("generate,loss", TaskOptions(data=[data], prompts=data))
     runner(run, *tasks, Probe(defect)).run()
     (record,) = run.records
     assert record["state"] == "scored"
@@ -85,16 +85,16 @@ def test_what_needs_a_language_model_says_so_and_costs_no_other_figure(
 )
 def test_tasks_that_lack_something_are_refused_at_the_start(tasks: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        make_tasks(tasks, Material())
+        make_tasks(tasks, TaskOptions())
 
 
 def test_code_is_not_run_unless_that_is_allowed(tmp_path: Path) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text(json.dumps({"prompt": "", "test": "", "entry_point": "f"}))
     with pytest.raises(InputError, match="allow it with --run-code"):
-        make_tasks("code", Material(problems=problems))
+        make_tasks("code", TaskOptions(problems=problems))
     with pytest.raises(InputError, match="give --temperature"):
-        make_tasks("code", Material(problems=problems, run_code=True, samples=2))
+        make_tasks("code", TaskOptions(problems=problems, run_code=True, samples=2))
 
 
 def test_code_that_a_model_writes_is_run_and_counted(
@@ -104,10 +104,10 @@ def test_code_that_a_model_writes_is_run_and_counted(
     run.save(1)
 
     def written(*arguments: Any) -> list[Completion]:
-        made = complete(*arguments)
+        made = complete_samples(*arguments)
         return [replace(completion, text="    return 1\n") for completion in made]
 
-    monkeypatch.setattr("trainer.evaluate.tasks.complete", written)
+    monkeypatch.setattr("trainer.evaluate.tasks.complete_samples", written)
     problems = [
         {
             "prompt": "def f():\n",
@@ -118,7 +118,9 @@ def test_code_that_a_model_writes_is_run_and_counted(
     ]
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-    material = Material(problems=path, run_code=True, samples=2, temperature=1.0, max_new_tokens=4)
+    material = TaskOptions(
+        problems=path, run_code=True, samples=2, temperature=1.0, max_new_tokens=4
+    )
     try:
         tasks = make_tasks("code", material)
     except InputError as error:
@@ -151,7 +153,7 @@ def test_runners_on_two_cards_of_a_host_have_two_names(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
-    monkeypatch.setattr(Runner, "run", lambda self: names.append(self._manner.name))
+    monkeypatch.setattr(Runner, "run", lambda self: names.append(self._options.name))
     words = ["--watch", str(tmp_path), "--data", str(data)]
     for more in ([], ["--gpu", "0000:0b:00.0"], ["--gpu", "AMD/ATI"], ["--runner", "mine"]):
         click.testing.CliRunner().invoke(evaluate, [*words, *more], catch_exceptions=False)
@@ -170,7 +172,7 @@ def test_names_of_keys_are_of_data_and_prompts(
 
     def outcomes(key: str, columns: dict[str, str] | None) -> list[Any]:
         file = tmp_path / f"{key}.jsonl"
-        material = Material(data=[file], prompts=file, columns=columns, max_new_tokens=4)
+        material = TaskOptions(data=[file], prompts=file, columns=columns, max_new_tokens=4)
         tasks = make_tasks("loss,generate", material)
         found = [task.run(trained, Compute("cpu", threads=1)) for task in tasks]
         return [(each.figures, each.samples) for each in found]

@@ -34,7 +34,7 @@ CONTEXTS = {
 }
 
 
-def held_out(index: int) -> bool:
+def is_held_out(index: int) -> bool:
     """Return whether a template is for validation: every third one."""
     return index % _PARTS == _PARTS - 1
 
@@ -58,7 +58,7 @@ class Family:
     sound: tuple[str, ...]
     defective: tuple[str, ...]
 
-    def templates(self, label: int, validation: bool) -> list[Template]:
+    def list_templates(self, label: int, validation: bool) -> list[Template]:
         """Return the templates of one form (`SAFE` or the family's defect) and one split.
 
         A template is a step in a context. Validation holds out combinations: each step and each
@@ -71,7 +71,7 @@ class Family:
             Template(f"{self.name}/{form}/{number}/{context}", text, around)
             for number, text in enumerate(texts)
             for shift, (context, around) in enumerate(CONTEXTS.items())
-            if held_out(number + shift) == validation
+            if is_held_out(number + shift) == validation
         ]
 
 
@@ -82,12 +82,12 @@ class Scaffold:
     name: str
     texts: tuple[str, ...]
 
-    def templates(self, validation: bool) -> list[tuple[str, str]]:
+    def list_templates(self, validation: bool) -> list[tuple[str, str]]:
         """Return the ids and texts of one split."""
         return [
             (f"scaffold-{self.name}/{number}", text)
             for number, text in enumerate(self.texts)
-            if held_out(number) == validation
+            if is_held_out(number) == validation
         ]
 
 

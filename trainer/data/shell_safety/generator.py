@@ -54,50 +54,52 @@ class Script:
 
 def generate(split: Split, count: int, seed: int) -> list[Script]:
     """Return `count` different scripts; classes are balanced to within one, order is mixed."""
-    return list(_scripts(split, count, seed))
+    return list(_iter_scripts(split, count, seed))
 
 
-def _scripts(split: Split, count: int, seed: int) -> Iterator[Script]:
+def _iter_scripts(split: Split, count: int, seed: int) -> Iterator[Script]:
     rng = random.Random(f"shell-safety/{split}/{seed}")  # noqa: S311 - data, not secrets
     labels = [index % len(CLASSES) for index in range(count)]
     rng.shuffle(labels)
     seen: set[str] = set()
     for label in labels:
-        script = _script(rng, label, split == "validation")
+        script = _draw_script(rng, label, split == "validation")
         while script.text in seen:
-            script = _script(rng, label, split == "validation")
+            script = _draw_script(rng, label, split == "validation")
         seen.add(script.text)
         yield script
 
 
-def _script(rng: random.Random, label: int, validation: bool) -> Script:
+def _draw_script(rng: random.Random, label: int, validation: bool) -> Script:
     """Draw one script: 1 or 2 steps about different defects, at most one of them defective."""
     names = Names(rng)
     used: list[str] = []
 
-    def draw(scaffold: Scaffold) -> str:
-        template, text = rng.choice(scaffold.templates(validation))
+    def draw_text(scaffold: Scaffold) -> str:
+        template, text = rng.choice(scaffold.list_templates(validation))
         used.append(template)
-        return names.fill(text)
+        return names.fill_placeholders(text)
 
     defects = rng.sample(sorted(_BY_DEFECT), rng.choice((1, 2, 2)))
     if label != SAFE and label not in defects:
         defects[rng.randrange(len(defects))] = label
     head: list[str] = []
     if rng.random() < 0.4:
-        head.append(draw(TITLES))
+        head.append(draw_text(TITLES))
     if rng.random() < 0.5:
-        head.append(draw(SETTINGS))
+        head.append(draw_text(SETTINGS))
     if rng.random() < 0.2:
-        head.append(draw(NOISE))
+        head.append(draw_text(NOISE))
     body: list[str] = []
     for defect in defects:
         family = rng.choice(_BY_DEFECT[defect])
-        template = rng.choice(family.templates(defect if defect == label else SAFE, validation))
+        template = rng.choice(
+            family.list_templates(defect if defect == label else SAFE, validation)
+        )
         used.append(template.id)
-        body.append(names.step(template))
+        body.append(names.render_step(template))
         if rng.random() < 0.2:
-            body.append(draw(NOISE))
+            body.append(draw_text(NOISE))
     text = "\n".join(head + body)
     shells = ["#!/bin/bash", "#!/usr/bin/env bash"]
     if not _BASH_ONLY.search(text):

@@ -12,23 +12,25 @@ _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _LITERAL = re.compile(r'"(/\w+(?:/\w+)*(?:\.\w+)*/?)"')
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return text.split()
 
 
-_PARTS = _words(
+_PARTS = _split_words(
     "app api web auth cache data event order user media report stock index queue mail audit build "
     "config metric batch price session ledger profile"
 )
-_ROOTS = _words("/srv /opt /mnt /data /home /var")
-_EXTENSIONS = _words("log csv json txt conf xml")
-_USERS = _words("deploy backup worker builder runner agent monitor")
-_COMMANDS = _words("./build ./check ./import ./report ./sync ./export make rake")
-_HOSTS = _words("db1 web2 node3 edge4 files5")
-_IMAGES = _words("nginx redis postgres alpine python")
-_DISKS = _words("sda sdb sdc vdb")
-_VARIABLES = _words("src dst dir file name target path value out base root input host tag key item")
-_VERBS = _words("starting finished checked updated copied loaded skipped stopped ready done")
+_ROOTS = _split_words("/srv /opt /mnt /data /home /var")
+_EXTENSIONS = _split_words("log csv json txt conf xml")
+_USERS = _split_words("deploy backup worker builder runner agent monitor")
+_COMMANDS = _split_words("./build ./check ./import ./report ./sync ./export make rake")
+_HOSTS = _split_words("db1 web2 node3 edge4 files5")
+_IMAGES = _split_words("nginx redis postgres alpine python")
+_DISKS = _split_words("sda sdb sdc vdb")
+_VARIABLES = _split_words(
+    "src dst dir file name target path value out base root input host tag key item"
+)
+_VERBS = _split_words("starting finished checked updated copied loaded skipped stopped ready done")
 
 
 class Names:
@@ -39,7 +41,7 @@ class Names:
         self._upper = rng.random() < 0.4
         self._variables = rng.sample(_VARIABLES, len(_VARIABLES))
 
-    def fill(self, text: str) -> str:
+    def fill_placeholders(self, text: str) -> str:
         """Replace each placeholder of one step; all but `@n` keep their value within it."""
         known: dict[str, str] = {}
 
@@ -55,14 +57,14 @@ class Names:
 
         return _PLACEHOLDER.sub(replace, text)
 
-    def step(self, template: Template) -> str:
+    def render_step(self, template: Template) -> str:
         """Return a step in its context, sometimes in an equivalent spelling."""
-        step = self.fill(template.text)
+        step = self.fill_placeholders(template.text)
         if self._rng.random() < 0.3:
             step = _VARIABLE.sub(r"${\1}", step)
         if self._rng.random() < 0.3:
             step = _LITERAL.sub(r"\1", step)  # a literal path needs no quotes
-        around = self.fill(template.context.replace("@step", "\0"))
+        around = self.fill_placeholders(template.context.replace("@step", "\0"))
         indent = "  " if "  \0" in around else ""
         return around.replace("\0", step.replace("\n", f"\n{indent}"))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.run import RunConfig
 from trainer.data.metrics import mean_loss
-from trainer.data.soft_targets import alpha_at
+from trainer.data.soft_targets import compute_alpha
 from trainer.data.tokens import Dataset, Encoded
 from trainer.distill.logits.stream import Position
 from trainer.distill.student.on_policy import OnPolicy
@@ -104,7 +104,7 @@ class Student:
         began, number = time.monotonic(), self.step + 1
         objective = self.config.distillation
         assert objective is not None
-        alpha = alpha_at(objective, number, self.plan.total_steps)
+        alpha = compute_alpha(objective, number, self.plan.total_steps)
         rate = compute_learning_rate(self.step, self.plan.total_steps, self.config.optimizer)
         # 2. Forward and backward.
         result, answers = self.replica.accumulate_with(batch.samples, alpha, own)

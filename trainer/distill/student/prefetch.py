@@ -60,7 +60,7 @@ class Preparation:
         tokens = window.tokens[:length]
         is_scored = np.diff(window.scores.offsets[: length + 1]) > 0
         labels = np.where(is_scored, tokens, IGNORED).astype(np.int32)
-        return Encoded(tokens, labels, soft.window(0, length))
+        return Encoded(tokens, labels, soft.slice_positions(0, length))
 
 
 def iterate_batches(

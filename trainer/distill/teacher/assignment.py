@@ -215,15 +215,15 @@ def check_same_ids(
     count = len(documents)
     with log_if_slow(f"comparing the tokenizers of {tokenizer_dir} and {teacher_dir}"):
         pairs = zip(
-            ReadDocuments(documents, encoder).tokens(0, count),
-            ReadDocuments(documents, teachers).tokens(0, count),
+            ReadDocuments(documents, encoder).iter_tokens(0, count),
+            ReadDocuments(documents, teachers).iter_tokens(0, count),
             strict=True,
         )
         for (number, ours, _), (_, theirs, _) in pairs:
             if ours != theirs:
                 place, here, there = _first_difference(ours, theirs)
                 raise RefusedError(
-                    f"{documents.source(number)}: token {place} is"
+                    f"{documents.describe_location(number)}: token {place} is"
                     f" {_describe_token(encoder, here)} by {tokenizer_dir} and"
                     f" {_describe_token(teachers, there)} by the teacher {teacher_dir},"
                     " so their tokenizers differ; take the GGUF file's own, or one that `trainer"

@@ -58,7 +58,7 @@ class WindowCutter:
 
         Shards depend on the text alone, so that every tokenizer gives the same.
         """
-        return list(group_documents(self._documents.sizes(), shard_bytes))
+        return list(group_documents(self._documents.iter_sizes(), shard_bytes))
 
     def plan_shards(self, ranges: Sequence[Range]) -> tuple[ShardPlan, ...]:
         """Return how many windows and tokens each shard has; tokenises the whole corpus.
@@ -68,7 +68,7 @@ class WindowCutter:
         """
         plans: list[ShardPlan] = []
         for number, (first, stop) in enumerate(ranges):
-            lengths = [len(ids) for _, ids, _ in self._documents.tokens(first, stop)]
+            lengths = [len(ids) for _, ids, _ in self._documents.iter_tokens(first, stop)]
             plans.append(
                 ShardPlan(
                     number=number,
@@ -87,7 +87,7 @@ class WindowCutter:
             InputError: a document has changed since it was hashed.
         """
         windows: list[UnscoredWindow] = []
-        found = self._documents.tokens(shard.first_document, shard.stop_document)
+        found = self._documents.iter_tokens(shard.first_document, shard.stop_document)
         for document, ids, learns in found:
             for start in range(0, len(ids), self._max_seq_len):
                 part = slice(start, start + self._max_seq_len)

@@ -16,7 +16,7 @@ from trainer.checkpoint.resume import continue_run
 from trainer.checkpoint.trained_model import starting_weights
 from trainer.data.metrics import class_scores
 from trainer.data.order import permute_epoch
-from trainer.data.soft_targets import alpha_at
+from trainer.data.soft_targets import compute_alpha
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.student.distributed_dataset import DistillationDataset
@@ -139,7 +139,7 @@ def make_worker(
         steps = inputs.plan.total_inner
         order, alpha = (
             train.permute_windows,
-            partial(alpha_at, config.distillation, total_steps=steps),
+            partial(compute_alpha, config.distillation, total_steps=steps),
         )
     return Worker(
         replica=choice.replica,

@@ -15,7 +15,7 @@ from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
-from trainer.evaluate.awaited import await_scores
+from trainer.evaluate.score_wait import await_scores
 from trainer.model.output_folder import check_output
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build

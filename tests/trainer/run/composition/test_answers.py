@@ -12,7 +12,7 @@ from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load_config
 from trainer.data.samples import read_prompts
-from trainer.evaluate.generation import complete
+from trainer.evaluate.generation import complete_samples
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.run.composition import roles
@@ -68,7 +68,7 @@ def test_a_run_answers_before_between_and_after(
     prompts = read_prompts(folder / "prompts.jsonl")
     compute = Compute("cpu", threads=1)
     for trained, found in ((folder / "model", answers[:2]), (folder / "out", answers[4:])):
-        made = complete(load_trained(trained), prompts, 6, Sampling(), compute)
+        made = complete_samples(load_trained(trained), prompts, 6, Sampling(), compute)
         assert [(each.text, each.tokens, each.ended) for each in made] == [
             (each["text"], each["tokens"], each["ended"]) for each in found
         ]

@@ -37,11 +37,13 @@ def await_scores(
     silence = HeartbeatMonitor()
     while not over():
         with suppress(OSError):  # an unreachable share: it may return
-            found = claims.look()
+            found = claims.read_states()
             if _finished_digests(found) != _finished_digests(states):
                 on_progress()
             states = found
-            if {checkpoint.digest for checkpoint in run.checkpoints()} <= _finished_digests(states):
+            if {checkpoint.digest for checkpoint in run.list_checkpoints()} <= _finished_digests(
+                states
+            ):
                 return
         if silence.observe(states) >= patience:
             log.warning("%s: no eval runner is running, so none is waited for", output)

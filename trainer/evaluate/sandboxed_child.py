@@ -12,7 +12,7 @@ import sys
 import traceback
 
 
-def limit(cpu: int, memory: int, threads: int, size: int) -> None:
+def limit_process(cpu: int, memory: int, threads: int, size: int) -> None:
     """Limit this process, and make it the first to be killed if memory runs out."""
     with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         file.write("1000")
@@ -32,7 +32,7 @@ def limit(cpu: int, memory: int, threads: int, size: int) -> None:
         r.setrlimit(name, (value, value))
 
 
-def run() -> str:
+def run_source() -> str:
     """Run the source; return the line that proves its end, or why it did not come there."""
     token, _, source = sys.stdin.buffer.read().partition(b"\n")
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -56,7 +56,7 @@ def _describe_error(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    limit(*map(int, sys.argv[1:]))
+    limit_process(*map(int, sys.argv[1:]))
     verdict = os.dup(2)
-    os.write(verdict, run().encode(errors="replace")[:1000])
+    os.write(verdict, run_source().encode(errors="replace")[:1000])
     os._exit(0)  # neither threads nor what was registered for the end have a say
