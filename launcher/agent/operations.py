@@ -32,6 +32,7 @@ from trainer.system.storage.atomic_file import write_atomically
 
 DEVICES_DEADLINE = 45.0
 """Seconds: the drivers of sleeping cards are slow, and each query has its own deadline."""
+_OF_JOBS = ("launcher.agent.checks.job", "launcher.agent.checks.memory")
 WANTED = Path("/etc/systemd/system/multi-user.target.wants")
 """Where systemd keeps links to what it starts at boot."""
 
@@ -53,8 +54,8 @@ def perform_operation(
     # The checks of a job import the trainer, which takes seconds: only once one is called, and then
     # the import waits for a thread that is at it. Every other operation does not wait.
     known = OPERATIONS.get(name)
-    if known is None or known.function.__module__ == "launcher.agent.checks.job":
-        from launcher.agent.checks import job as job
+    if known is None or known.function.__module__ in _OF_JOBS:
+        from launcher.agent.checks import memory as memory  # and `job`, which it imports
     if name not in OPERATIONS:
         names = ", ".join(OPERATIONS)
         raise ValueError(f"no operation {name!r} is known here (known: {names})")

@@ -25,7 +25,7 @@ from trainer.system.backends import BACKENDS
 
 NVME_RATE = 3e9
 """Bytes a second that an NVMe disk reads, of advice: PCIe 3.0 x4 in practice."""
-_HIDDEN = 0.95
+HIDDEN = 0.95
 """Part of the computing speed from which reading is not worth a remedy."""
 
 
@@ -82,7 +82,7 @@ class ReadingPlan:
             source += " (assumed)"
         text = f"{describe_residents(self.resident, self.layers)} from {source}"
         text += f"; free from {self.hidden_from:,} tokens a pass"
-        if self.speed >= _HIDDEN:
+        if self.speed >= HIDDEN:
             return f"{text}, and it has {self.tokens:,}"
         ways = ["move the model to NVMe"] if self.is_slow_disk else []
         ways += [more] if more else []
@@ -236,7 +236,7 @@ def plan_worker(
         most = max(CPU_TOKENS, min(one.training.tokens for one in fitting))
         usual = [one for one in fitting if one.training.tokens <= most]
     best = max(usual, key=lambda one: (one.rate or 0.0, -one.memory.total))
-    hiding = [one for one in fitting if one.reading and one.reading.speed >= _HIDDEN]
+    hiding = [one for one in fitting if one.reading and one.reading.speed >= HIDDEN]
     rows = min((one.training.rows for one in hiding), default=0)
     return replace(best, rows_to_hide=rows)
 

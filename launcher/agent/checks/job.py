@@ -1,4 +1,4 @@
-"""Checks of a run's inputs on a host: the model, the data, the output folder, enough memory.
+"""Checks of a run's inputs on a host: the model, the data, the output folder.
 
 Configs, plans and paths arrive as JSON; `validate_call` converts them back.
 """
@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import validate_call
 
@@ -23,7 +23,6 @@ from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import available_memory
 from launcher.plan.configuration import DEFAULT_PRESET
 from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
-from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load_config
 from trainer.data.formats import read_records
 from trainer.data.records import Problems
@@ -35,11 +34,9 @@ from trainer.model.output_folder import check_output as check_folder_of_run
 from trainer.planning.defaults import Derived, check_task, derive_settings, run_work
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
-from trainer.planning.residents import describe_residents
 from trainer.planning.shapes import ModelShape
 from trainer.planning.teachers import Measured
-from trainer.planning.workers import Room, RunMemory, coordinator_memory
-from trainer.system.backends import BACKENDS, Backend
+from trainer.planning.workers import Room
 from trainer.system.errors import InputError
 from trainer.system.regular_file import open_file, read_file
 
@@ -47,14 +44,11 @@ DATA_DEADLINE = 300.0
 """Seconds: gigabytes of data are read for their labels."""
 
 _MIB = 1 << 20
-_SAVED = 12
-"""Bytes a trainable weight: it and both moments, which rank 0 of a ring gathers."""
 _GIB = 1 << 30
 METRICS_FILE = "metrics.jsonl"
 _MODEL_FILES = ("config.json", "tokenizer.json")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
 _BRING = "launch sync inputs brings it there, or name another in the job"
-_SEE_MODEL = "see its check `model`"
 
 
 def model_folder(config: RunConfig) -> Path | None:
@@ -367,80 +361,3 @@ def student(model: Path | None, config: str | None, tokenizer: Path | None) -> M
         return student_shape(model and (local_model(model) or model), config, tokenizer)
     except (InputError, OSError, ModuleNotFoundError):
         return None
-
-
-@check("memory")
-@validate_call
-def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Finding:
-    """F-HET-002: whether this machine's part of a plan fits its memory.
-
-    CPU workers and the coordinator share the main memory; each GPU worker has its card's.
-
-    Args:
-        hosts: the inventory's names of this machine.
-    """
-    try:
-        folder = model_folder(config)
-        if folder is None:
-            return Finding("warn", "not planned: the model is not on this machine", _SEE_MODEL)
-        memory = RunMemory.of_model_folder(folder, config)
-    except InputError:
-        return Finding("warn", "not planned: the model cannot be read", _SEE_MODEL)
-    own = [worker for worker in plan.workers if worker.host in hosts]
-    on_cpu = sum(len(worker.devices) for worker in own if worker.backend == "cpu")
-    for worker in own:
-        size, backend = plan.device_memory(worker), cast("Backend", worker.backend)
-        if backend == "wgpu" and memory.not_on_wgpu is not None:
-            return Finding(
-                "fail",
-                f"{worker.name} computes with wgpu: {memory.not_on_wgpu}",
-                "give the host `cuda` or `cpu` in motley_devices",
-            )
-        if BACKENDS[backend].is_gpu and size is not None:
-            usable, needed = Room(size, backend).usable, memory.needed_bytes(backend)
-            if needed > usable and memory.may_stream(backend):
-                needed = memory.plan_torch_worker(backend, usable).least
-            if needed > usable:
-                return _too_little(f"{worker.name} on {worker.device}", needed, size, config)
-    each = memory.needed_bytes("cpu")
-    main = each * on_cpu
-    who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
-    if plan.leader.host in hosts:
-        ring = plan.leader.role == "worker"
-        main += (
-            _SAVED * memory.layout.size
-            if ring
-            else coordinator_memory(memory.layout, len(plan.workers), config.exchange)
-        )
-        leader = "what rank 0 saves" if ring else "the coordinator"
-        who = f"{who} and {leader}" if on_cpu else leader
-    available, streamed = available_memory(), ""
-    if available is not None:
-        usable, others = Room(available, "cpu").usable, main - each * on_cpu
-        if on_cpu:
-            planned = memory.plan_torch_worker("cpu", (usable - others) / on_cpu)
-            main = others + planned.least * on_cpu
-            if planned.resident is not None:
-                residents = describe_residents(planned.resident, memory.model.layers)
-                streamed = f": {residents} in each CPU worker"
-        if main > usable:
-            return _too_little(who, main, available, config, on_cpu=on_cpu)
-    free = "" if available is None else f" of {available / _GIB:.1f}"
-    return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned{streamed}")
-
-
-def _too_little(
-    who: str, needed: int, available: int, config: RunConfig, *, on_cpu: int = 0
-) -> Finding:
-    ways = ["lower --expect-workers or data.max_seq_len"]
-    if config.method == "full":
-        ways.append("use method lora")
-    elif on_cpu and config.model.resident not in ("auto", 0):
-        ways.append("set model.resident auto")
-    elif config.model.quantization != "nf4":
-        ways.append("set model.quantization nf4")
-    return Finding(
-        "fail",
-        f"{who} need {needed / _GIB:.1f} GiB, {available / _GIB:.1f} GiB are free",
-        ", or ".join(ways),
-    )

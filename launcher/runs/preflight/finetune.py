@@ -16,9 +16,10 @@ from launcher.agent.checks.digests import HASH_DEADLINE, file_content
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.host import check_folder
 from launcher.agent.checks.logits_folder import logits_content
+from launcher.agent.checks.memory import check_layers, check_memory
 from launcher.agent.checks.unit_sandbox import check_sandboxes
 from launcher.agent.operation import Operation
-from launcher.plan.plan import unit_of
+from launcher.plan.plan import LaunchPlan, unit_of
 from launcher.runs.preflight.check import CheckContext, Question, host_question
 from launcher.runs.preflight.content import HostDigests, compare_content
 from trainer.config.run import SCRIPT, RunConfig
@@ -146,9 +147,18 @@ def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
     yield host_question(check_sandboxes, asked)
 
 
-def probe_memory(cluster: CheckContext, name: str) -> Iterator[Question]:
-    """Names of one machine share its memory, so only the first is asked."""
-    twins = [other for other in cluster.names if cluster.same_machine(name, other)]
-    if name == twins[0] and cluster.config.task != SCRIPT:
-        question = _with_patience(job.check_memory, cluster.config)
-        yield host_question(question, cluster.plan, cluster.config, twins)
+def _memory_probe(
+    check: Operation[[LaunchPlan, RunConfig, list[str]], Finding],
+) -> Callable[[CheckContext, str], Iterator[Question]]:
+    """Return a probe of a machine's memory: of its names only the first is asked."""
+
+    def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
+        twins = [other for other in cluster.names if cluster.same_machine(name, other)]
+        if name == twins[0] and cluster.config.task != SCRIPT:
+            question = _with_patience(check, cluster.config)
+            yield host_question(question, cluster.plan, cluster.config, twins)
+
+    return probe
+
+
+probe_memory, probe_layers = _memory_probe(check_memory), _memory_probe(check_layers)

@@ -1,8 +1,8 @@
 """Every check of a start, over all hosts at once: its declaration, and the question to each host.
 
 `launch cluster up` stops if one fails, `launch doctor` shows all. The checks themselves are in
-`checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts. The table of
-docs/checks.md is generated from CHECKS. A new check is a row there (CONTRIBUTING.md).
+`checks/host.py`, `checks/job.py`, `checks/memory.py` and `checks/link.py`, which run on the hosts.
+The table of docs/checks.md is generated from CHECKS. A new check is a row there (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -393,6 +393,13 @@ CHECKS = (
         "the plan needs more than 90 % of the free main memory or a card's, 95 % on Vulkan",
         "fewer workers, `data.max_seq_len`, `lora`, `nf4`",
         {"training": finetune.probe_memory},
+    ),
+    Check(
+        "layers",
+        "hosts that take part",
+        "warns: reading layers that do not fit slows computing; a file is read for two seconds",
+        "what the line names: a faster disk, larger micro-batches",
+        {"training": finetune.probe_layers},
     ),
     Check(
         "port",

@@ -16,7 +16,6 @@ from launcher.agent.checks.digests import file_content
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.job import (
     check_data,
-    check_memory,
     check_model,
     check_model_folder,
     check_output,
@@ -24,6 +23,7 @@ from launcher.agent.checks.job import (
     check_training_data,
     model_content,
 )
+from launcher.agent.checks.memory import check_memory
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
@@ -187,14 +187,14 @@ def test_a_plan_above_the_memory_is_refused(
         connection="local",
         devices=(Device("cuda", "GPU-1", "small", 1 << 30), Device("cpu", "cpu")),
     )
-    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 40)
+    monkeypatch.setattr("launcher.agent.checks.memory.available_memory", lambda: 1 << 40)
     finding = check_memory(place_run([host], config, None, SETTING), config, ["localhost"])
     assert finding.status == "fail"
     assert "worker-0 on GPU-1 need" in finding.detail
     cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),) * 3)
     plan = place_run([cpu], config, None, SETTING)
     assert check_memory(plan, config, ["localhost"]).status == "ok"
-    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 2 << 30)
+    monkeypatch.setattr("launcher.agent.checks.memory.available_memory", lambda: 2 << 30)
     finding = check_memory(plan, config, ["localhost"])
     assert finding.status == "fail"
     assert "3 CPU workers and the coordinator need" in finding.detail
@@ -211,7 +211,7 @@ def test_workers_that_read_layers_at_each_use_need_no_room_for_all(
         config = load_config("quickstart", given | {"model.resident": resident})
         needed = RunMemory.of_model_folder(folder, config).needed_bytes("cpu")
         free = int(needed / 0.9)
-        monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda free=free: free)
+        monkeypatch.setattr("launcher.agent.checks.memory.available_memory", lambda free=free: free)
         finding = check_memory(place_run([cpu], config, None, SETTING), config, ["localhost"])
         assert finding.status == status, finding.detail
         if status == "ok":
@@ -224,7 +224,7 @@ def test_workers_that_read_layers_at_each_use_need_no_room_for_all(
                 "lower --expect-workers or data.max_seq_len, or set model.resident auto"
             )
     # Two layers and one sample are the least, and what then remains is said.
-    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("launcher.agent.checks.memory.available_memory", lambda: 1 << 20)
     finding = check_memory(place_run([cpu], config, None, SETTING), config, ["localhost"])
     assert finding.status == "fail"
     assert "model.resident" not in finding.remedy
@@ -237,7 +237,7 @@ def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
     folder = make_model(tmp_path)
     config = load_config("quickstart", {"model.path": str(folder)})
     needed = plan_memory(folder, config, build_layout(folder, config), 1, recompute=True).total
-    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 40)
+    monkeypatch.setattr("launcher.agent.checks.memory.available_memory", lambda: 1 << 40)
     for spare, status in ((1, "ok"), (-(1 << 20), "fail")):
         card = Device("wgpu", "0000:0b:00.0", "card", int(needed / 0.95) + spare)
         host = Host(name="localhost", connection="local", devices=(card,))
@@ -256,7 +256,7 @@ def test_each_host_answers_for_its_own_share_of_the_memory(
     cpu = (Device("cpu", "cpu"),)
     head = Host(name="head", coordinator=True, bind_address="10.0.0.1", devices=cpu)
     plan = place_run([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)
-    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 6 << 30)
+    monkeypatch.setattr("launcher.agent.checks.memory.available_memory", lambda: 6 << 30)
     assert check_memory(plan, config, ["head"]).status == "ok"
     assert "3 CPU workers need" in check_memory(plan, config, ["big"]).detail
     both = check_memory(plan, config, ["head", "big"]).detail  # two names of one machine

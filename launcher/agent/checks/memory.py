@@ -1,0 +1,231 @@
+"""Checks of a run's memory on a host: whether it suffices, and how fast layers are read that do not
+stay in it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from pydantic import validate_call
+
+from launcher.agent.checks.finding import Finding
+from launcher.agent.checks.job import model_folder
+from launcher.agent.operation import check
+from launcher.inventory.facts.devices import available_memory
+from launcher.plan.plan import LaunchPlan
+from trainer.config.run import RunConfig
+from trainer.planning.replica import MemoryPlan, most_tokens, training_of
+from trainer.planning.residents import describe_residents
+from trainer.planning.streaming import HIDDEN, LayerSource, plan_reading
+from trainer.planning.workers import Room, RunMemory, coordinator_memory
+from trainer.system.backends import BACKENDS, Backend
+from trainer.system.errors import InputError
+from trainer.system.regular_file import open_file
+
+_SAVED = 12
+"""Bytes a trainable weight: it and both moments, which rank 0 of a ring gathers."""
+_GIB = 1 << 30
+_SEE_MODEL = "see its check `model`"
+READ_SECONDS = 2.0
+"""Of a test of the disk."""
+_PRODUCT_SECONDS = 0.5
+_CHUNK = 8 << 20
+_PRODUCT = (1024, 2048)
+
+
+@dataclass(frozen=True)
+class _MainMemory:
+    """What a plan takes of this machine's main memory."""
+
+    workers: int
+    """On the CPU."""
+    planned: MemoryPlan | None
+    """Of each of them; None without any."""
+    others: int
+    """Bytes of the coordinator, or of what rank 0 of a ring saves."""
+    who: str
+    available: int | None
+
+    @property
+    def needed(self) -> int:
+        """Bytes together."""
+        return self.others + (self.planned.least * self.workers if self.planned else 0)
+
+
+def _plan_main_memory(
+    plan: LaunchPlan, config: RunConfig, memory: RunMemory, hosts: Sequence[str]
+) -> _MainMemory:
+    own = [worker for worker in plan.workers if worker.host in hosts]
+    workers = sum(len(worker.devices) for worker in own if worker.backend == "cpu")
+    who, others = f"{workers} CPU worker{'' if workers == 1 else 's'}", 0
+    if plan.leader.host in hosts:
+        ring = plan.leader.role == "worker"
+        others = (
+            _SAVED * memory.layout.size
+            if ring
+            else coordinator_memory(memory.layout, len(plan.workers), config.exchange)
+        )
+        leader = "what rank 0 saves" if ring else "the coordinator"
+        who = f"{who} and {leader}" if workers else leader
+    available = available_memory()
+    room = math.inf if available is None else Room(available, "cpu").usable
+    each = memory.plan_torch_worker("cpu", (room - others) / workers) if workers else None
+    return _MainMemory(workers, each, others, who, available)
+
+
+@check("memory")
+@validate_call
+def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Finding:
+    """F-HET-002: whether this machine's part of a plan fits its memory.
+
+    CPU workers and the coordinator share the main memory; each GPU worker has its card's.
+
+    Args:
+        hosts: the inventory's names of this machine.
+    """
+    try:
+        folder = model_folder(config)
+        if folder is None:
+            return Finding("warn", "not planned: the model is not on this machine", _SEE_MODEL)
+        memory = RunMemory.of_model_folder(folder, config)
+    except InputError:
+        return Finding("warn", "not planned: the model cannot be read", _SEE_MODEL)
+    own = [worker for worker in plan.workers if worker.host in hosts]
+    for worker in own:
+        size, backend = plan.device_memory(worker), cast("Backend", worker.backend)
+        if backend == "wgpu" and memory.not_on_wgpu is not None:
+            return Finding(
+                "fail",
+                f"{worker.name} computes with wgpu: {memory.not_on_wgpu}",
+                "give the host `cuda` or `cpu` in motley_devices",
+            )
+        if BACKENDS[backend].is_gpu and size is not None:
+            usable, needed = Room(size, backend).usable, memory.needed_bytes(backend)
+            if needed > usable and memory.may_stream(backend):
+                needed = memory.plan_torch_worker(backend, usable).least
+            if needed > usable:
+                return _too_little(f"{worker.name} on {worker.device}", needed, size, config)
+    main = _plan_main_memory(plan, config, memory, hosts)
+    if main.available is not None and main.needed > Room(main.available, "cpu").usable:
+        return _too_little(main.who, main.needed, main.available, config, on_cpu=main.workers)
+    free = "" if main.available is None else f" of {main.available / _GIB:.1f}"
+    streamed = ""
+    if main.planned is not None and main.planned.resident is not None:
+        residents = describe_residents(main.planned.resident, memory.model.layers)
+        streamed = f": {residents} in each CPU worker"
+    return Finding("ok", f"{main.needed / _GIB:.1f}{free} GiB main memory planned{streamed}")
+
+
+def _too_little(
+    who: str, needed: int, available: int, config: RunConfig, *, on_cpu: int = 0
+) -> Finding:
+    ways = ["lower --expect-workers or data.max_seq_len"]
+    if config.method == "full":
+        ways.append("use method lora")
+    elif on_cpu and config.model.resident not in ("auto", 0):
+        ways.append("set model.resident auto")
+    elif config.model.quantization != "nf4":
+        ways.append("set model.quantization nf4")
+    return Finding(
+        "fail",
+        f"{who} need {needed / _GIB:.1f} GiB, {available / _GIB:.1f} GiB are free",
+        ", or ".join(ways),
+    )
+
+
+@check("layers", deadline=READ_SECONDS + 30)
+@validate_call
+def check_layers(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Finding:
+    """Return how much reading layers at each use slows this machine's CPU workers.
+
+    The disk is read for two seconds, and products are computed, unless all layers stay.
+
+    Args:
+        hosts: the inventory's names of this machine.
+    """
+    try:
+        folder = model_folder(config)
+        memory = None if folder is None else RunMemory.of_model_folder(folder, config)
+    except InputError:
+        memory = None
+    if memory is None:
+        return Finding("warn", "not planned: the model cannot be read here", _SEE_MODEL)
+    main = _plan_main_memory(plan, config, memory, hosts)
+    if main.planned is None or main.planned.resident is None:
+        return Finding("ok", "all stay in memory")
+    training = training_of(config, accelerator=False, recompute=main.planned.recompute)
+    share = config.training.batch_size * training.rows // len(plan.workers)
+    rows = max(1, min(share, most_tokens(config) // training.length))
+    training = replace(training, resident=main.planned.resident, rows=rows)
+    files = {header.file for header in memory.headers.values()}
+    flops = measure_products()
+    source = LayerSource(name="the disk", rate=measure_read(files) / main.workers)
+    plan_passes = partial(plan_reading, memory.model, flops=flops / main.workers, source=source)
+    reading, least = plan_passes(training), plan_passes(replace(training, resident=0))
+    assert reading is not None
+    assert least is not None
+    detail = reading.describe(_suggest_rows(plan, config, memory, main, least.hidden_from))
+    measured = f"{detail}; products at {flops / 1e9:.3g} GFLOP/s"
+    return Finding("ok" if reading.speed >= HIDDEN else "warn", measured)
+
+
+def _suggest_rows(
+    plan: LaunchPlan, config: RunConfig, memory: RunMemory, main: _MainMemory, tokens: int
+) -> str:
+    """Return the settings that make micro-batches of so many tokens; empty if they do not fit."""
+    emptiest = memory.plan_torch_worker("cpu", 0)  # no layer stays
+    samples = -(-tokens // emptiest.sample_tokens)
+    needed = emptiest.fixed + samples * emptiest.sample_tokens * emptiest.per_token
+    if main.available is not None:
+        room = Room(main.available, "cpu").usable - main.others
+        if needed * main.workers > room:
+            return ""
+    batch = samples * len(plan.workers)
+    more = f" with training.batch_size {batch}" if batch > config.training.batch_size else ""
+    return f"training.micro_batch_size {samples}{more}"
+
+
+def measure_read(files: Iterable[Path], seconds: float = READ_SECONDS) -> float:
+    """Return the bytes a second at which a disk reads files, without what memory has of them.
+
+    Only what is read is dropped from the page cache before. A page that a process maps stays there.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    memory = memoryview(bytearray(_CHUNK))
+    done, took = 0, 0.0
+    for path in sorted(files, key=lambda path: -path.stat().st_size):
+        try:
+            with open_file(path) as file:
+                descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
+                for begin in range(0, size, _CHUNK):
+                    os.posix_fadvise(descriptor, begin, _CHUNK, os.POSIX_FADV_DONTNEED)
+                    began = time.perf_counter()
+                    done += os.preadv(descriptor, [memory], begin)
+                    took += time.perf_counter() - began
+                    if took >= seconds:
+                        return done / took
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return done / max(took, 1e-9)
+
+
+def measure_products(seconds: float = _PRODUCT_SECONDS) -> float:
+    """Return the operations a second of fp32 products on all of this process's cores."""
+    rows, columns = _PRODUCT
+    left, right = np.ones((rows, columns), np.float32), np.ones((columns, columns), np.float32)
+    result = left @ right  # the library starts its threads
+    count, began = 0, time.perf_counter()
+    while (took := time.perf_counter() - began) < seconds:
+        np.matmul(left, right, out=result)
+        count += 1
+    return count * 2 * rows * columns * columns / took
