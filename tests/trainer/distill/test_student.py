@@ -32,11 +32,11 @@ from trainer.evaluate.scoring import score_file
 from trainer.init_model import init_model
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import read_headers
-from trainer.planning.budget import stopper
 from trainer.planning.budget.guard import BudgetGuard
 from trainer.planning.budget.ledger import SpendLedger
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
+from trainer.run.composition import student_role
 from trainer.system.errors import BudgetStopError, InputError, NonFiniteError, RefusedError
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.status import read_status
@@ -77,7 +77,7 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
 
     with monkeypatch.context() as dear:
         dear.setattr(BudgetGuard, "check_budget", at_step_6)
-        dear.setattr(stopper, "LOOK_EVERY", 0.001)
+        dear.setattr(student_role, "LOOK_EVERY", 0.001)
         assert course.run() == 9
     status = read_status(course.output / "status.json")
     assert (status["state"], status["exit_code"]) == ("stopped", 9)
