@@ -73,13 +73,16 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 @pytest.mark.long
 def test_the_demo_by_hand(reader: Reader) -> None:
-    printed = reader.type(
-        command_block("docs/demo.md", "By hand"),
+    reader.type(
+        command_block("docs/demo.md", "Make data and a model by hand"),
         {
             "-o demo/data": "--count 256 --validation-count 64",
             "--config pretrain": "--set training.max_steps=2 --set training.batch_size=8",
-            "--preset quickstart": f"--set training.max_steps=6 -e motley_port={reader.port}",
         },
+    )
+    printed = reader.type(
+        command_block("docs/demo.md", "Fine-tune it by hand"),
+        {"--preset quickstart": f"--set training.max_steps=6 -e motley_port={reader.port}"},
     )
     assert "completed, step 6/6" in printed
     assert "nothing was running" in printed

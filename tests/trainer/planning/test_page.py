@@ -8,7 +8,7 @@ import pytest
 
 from launcher.cli import run
 from tests import ROOT
-from tests.project.command_blocks import command_block
+from tests.project.command_blocks import CommandBlock, command_block
 from trainer.planning.decision import draw_diagram
 
 PAGE = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
@@ -18,8 +18,15 @@ def test_the_decision_tree_is_drawn_from_the_rules_that_decide() -> None:
     assert f"```mermaid\n{draw_diagram()}```" in PAGE
 
 
-@pytest.mark.parametrize("section", ["A worked example", "Larger than the memory"])
-def test_the_worked_examples(capsys: pytest.CaptureFixture[str], section: str) -> None:
-    (command,) = command_block("docs/planning.md", section).commands
+@pytest.mark.parametrize(
+    "block",
+    [
+        command_block("docs/planning.md", "A worked example"),
+        command_block("docs/planning.md", "Larger than the memory"),
+    ],
+    ids=lambda block: block.heading,
+)
+def test_the_worked_examples(capsys: pytest.CaptureFixture[str], block: CommandBlock) -> None:
+    (command,) = block.commands
     assert run(shlex.split(command)[1:]) == 0
     assert f"```text\n{capsys.readouterr().out.rstrip()}\n```" in PAGE
