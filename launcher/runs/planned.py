@@ -26,7 +26,14 @@ from trainer.model.hf_export import ADAPTER_CONFIG
 from trainer.planning import devices as known
 from trainer.planning.cost import Prices
 from trainer.planning.device_models import DeviceModel, find_device
-from trainer.planning.devices import CORE_FLOPS, PCIE, ClusterShape, HostPool, LinkRates
+from trainer.planning.devices import (
+    CORE_FLOPS,
+    MAIN_MEMORY,
+    PCIE,
+    ClusterShape,
+    HostPool,
+    LinkRates,
+)
 from trainer.planning.model_config import (
     check_folder_trains,
     check_trains,
@@ -35,7 +42,6 @@ from trainer.planning.model_config import (
     read_shape,
 )
 from trainer.planning.shapes import NAMED, ModelShape
-from trainer.planning.workers import MAIN_MEMORY
 from trainer.system.errors import InputError
 
 _HUB = "https://huggingface.co/{}/resolve/main/config.json"

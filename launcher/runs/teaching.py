@@ -19,7 +19,6 @@ from launcher.runs.planned import cluster_of
 from launcher.runs.up import look_around
 from launcher.terminal import working
 from trainer.planning.cost import Cost
-from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import ClusterShape
 from trainer.planning.distillation import distillation_seconds
 from trainer.planning.logits_size import StoredScores, bytes_per_token
@@ -30,12 +29,11 @@ from trainer.planning.strategy import Strategy
 from trainer.planning.teachers import (
     Measured,
     Place,
+    Seat,
     TeacherOption,
     pick_teacher,
     teacher_options,
 )
-
-Seat = tuple[Place, DeviceModel]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,24 +104,25 @@ def described_seats(cluster: ClusterShape) -> DistillationDevices:
 
     The teachers have the others, or that one too if there is no other.
     """
-    each = [group.device for group in cluster.groups for _ in range(group.hosts * group.devices)]
-    able = [device for device in each if device.computes_cuda or device.is_processor]
+    each = [group for group in cluster.groups for _ in range(group.count)]
+    able = [pool for pool in each if pool.device.computes_cuda or pool.device.is_processor]
     if not able:
         raise ConfigError(
             "--cluster: teachers and students of a distillation compute on CUDA or a processor;"
-            f" there is only {each[0].name}"
+            f" there is only {each[0].device.name}"
         )
-    best = max(able, key=lambda device: (device.flops or 0, device.memory))
+    best = max(able, key=lambda pool: (pool.device.flops or 0, pool.device.memory))
     others = list(able)
     others.remove(best)
-    seats: list[Seat] = [
-        ("cpu" if device.is_processor else "cuda", device) for device in others or able
+    seats = [
+        Seat("cpu" if pool.device.is_processor else "cuda", pool.device, pool)
+        for pool in others or able
     ]
-    left = dict.fromkeys(device.name for device in each if device not in able)
+    left = dict.fromkeys(pool.device.name for pool in each if pool not in able)
     told = [f"{name} is left out: it is neither CUDA nor a processor" for name in left]
     return DistillationDevices(
         teachers=seats,
-        student=_single_device_cluster(cluster, best),
+        student=ClusterShape(groups=(replace(best, hosts=1, devices=1),), between=None),
         remarks=[*cluster.remarks, *told],
     )
 
@@ -149,7 +148,8 @@ def surveyed_seats(inventory: Path | None) -> DistillationDevices:
         cards = [card for card in teacher.devices or () if card.backend == "cuda"]
         for device in (cpu, *(card for card in cards if teacher is not host or card != taken)):
             alone = cluster_of([replace(teacher, devices=(device,))], None)
-            seats.append((cast("Place", device.backend), alone.groups[0].device))
+            (pool,) = alone.groups
+            seats.append(Seat(cast("Place", device.backend), pool.device, pool))
             remarks += alone.remarks
     student = cluster_of([replace(host, devices=(taken,))], None)
     told = tuple(dict.fromkeys((*remarks, *student.remarks)))
@@ -240,8 +240,3 @@ def plan_teaching(request: DistillationRequest) -> DistillationPlan:
         bytes_measured=bool(sizes),
         learning=learning,
     )
-
-
-def _single_device_cluster(cluster: ClusterShape, device: DeviceModel) -> ClusterShape:
-    group = next(group for group in cluster.groups if group.device == device)
-    return ClusterShape(groups=(replace(group, hosts=1, devices=1),), between=None)

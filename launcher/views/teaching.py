@@ -60,7 +60,7 @@ def _option_row(option: TeacherOption, picked: bool, tokens: float) -> list[str]
         format_gib(option.total),
         format_gib(option.least),
         format_gib(option.room),
-        "from disk" if option.fits == "disk" else option.fits,
+        "not yet" if option.is_later else "from disk" if option.fits == "disk" else option.fits,
         str(option.teachers) if fits else "-",
         "-" if option.rate is None else f"{option.rate:.3g}",
         option.source if option.rate is not None else "-",
@@ -76,7 +76,10 @@ def describe_choice(request: DistillationRequest, plan: DistillationPlan) -> lis
         *_student_lines(request, plan),
         _teacher_share(request, plan),
     ]
-    return [*lines, *refused, *_next_command(request, plan)]
+    read = [
+        f"{one.format.name} on {one.device}: {one.streamed}" for one in plan.options if one.streamed
+    ]
+    return [*lines, *refused, *read, *_next_command(request, plan)]
 
 
 def _time_lines(request: DistillationRequest, plan: DistillationPlan) -> list[str]:
@@ -163,7 +166,7 @@ def _next_command(request: DistillationRequest, plan: DistillationPlan) -> list[
     if option.place == "cuda":
         settings["backend"] = "cuda"
     # Without a number each teacher's host has one.
-    if option.teachers != max(1, sum(place == "cpu" for place, _ in request.seats.teachers)):
+    if option.teachers != max(1, sum(seat.place == "cpu" for seat in request.seats.teachers)):
         settings["processes"] = option.teachers
     if kept.scheme != "topk":
         settings["scheme"] = kept.scheme

@@ -30,6 +30,8 @@ class EngineFacts:
     """Where it computes."""
     stacks_experts: bool = False
     """Whether experts are copied into memory of their own instead of mapped from the file."""
+    streams_frozen: bool = False
+    """Whether it reads layers that a card does not hold at each forward."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """The parts of models that it does not compute, with the reason."""
 

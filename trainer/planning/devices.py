@@ -37,6 +37,8 @@ DISK_RATE = 1e9
 """Bytes a second of weights that are read from their file again. A guess until it is measured."""
 MOST_DEVICES = 65_536
 """Of a cluster that is planned; a rank is a number of 16 bits."""
+MAIN_MEMORY = 0.75
+"""Share of a host's main memory that its processes may use, where the free part is not known."""
 CORE_FLOPS = 64e9
 """A second, of a core: 2 fused products of 8 fp32 at 2 GHz. A guess until it is measured."""
 
@@ -80,6 +82,23 @@ class LinkRates:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerSource:
+    """Where layers are read from."""
+
+    name: str
+    """`memory` of the host, or `the disk`."""
+    rate: float
+    """Bytes a second."""
+    is_assumed: bool = False
+
+    @property
+    def text(self) -> str:
+        """Source and rate in words."""
+        assumed = " (assumed)" if self.is_assumed else ""
+        return f"{self.name} at {self.rate / 1e9:.2g} GB/s{assumed}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostPool:
     """Equal devices of equal hosts."""
 
@@ -104,6 +123,13 @@ class HostPool:
     def count(self) -> int:
         """Devices of all hosts."""
         return self.hosts * self.devices
+
+    def find_source(self, size: float) -> LayerSource:
+        """Return where its devices read a base of so many bytes: the host's memory, if it fits."""
+        if not self.device.is_processor and size <= (self.main_memory or 0) * MAIN_MEMORY:
+            return LayerSource(name="memory", rate=self.feed)
+        rate = min(self.disk or DISK_RATE, self.feed)
+        return LayerSource(name="the disk", rate=rate, is_assumed=self.disk is None)
 
     @property
     def title(self) -> str:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainer.planning.devices import DISK_RATE, HostPool
+from trainer.planning.devices import HostPool, LayerSource
 from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.replica import CPU_TOKENS, USABLE
 from trainer.planning.residents import choose_resident, describe_residents
@@ -20,24 +20,12 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.time import flops_per_token, forward_flops_per_token, speed_of
-from trainer.planning.workers import MAIN_MEMORY
 from trainer.system.backends import BACKENDS
 
 NVME_RATE = 3e9
 """Bytes a second that an NVMe disk reads, of advice: PCIe 3.0 x4 in practice."""
 HIDDEN = 0.95
 """Part of the computing speed from which reading is not worth a remedy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerSource:
-    """Where layers are read from."""
-
-    name: str
-    """`memory` of the host, or `the disk`."""
-    rate: float
-    """Bytes a second."""
-    is_assumed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +65,7 @@ class ReadingPlan:
         Args:
             more: a setting that makes micro-batches so large, if one does.
         """
-        source = f"{self.source.name} at {self.source.rate / 1e9:.2g} GB/s"
-        if self.source.is_assumed:
-            source += " (assumed)"
-        text = f"{describe_residents(self.resident, self.layers)} from {source}"
+        text = f"{describe_residents(self.resident, self.layers)} from {self.source.text}"
         text += f"; free from {self.hidden_from:,} tokens a pass"
         if self.speed >= HIDDEN:
             return f"{text}, and it has {self.tokens:,}"
@@ -116,16 +101,6 @@ def plan_reading(
         forward=forward,
         backward=flops_per_token(shape, training).value * training.tokens / flops - forward,
     )
-
-
-def find_source(shape: ModelShape, training: TrainingSetup, pool: HostPool) -> LayerSource:
-    """Return where the devices of a pool read layers: their host's memory, if it holds the base."""
-    base = shape.layers * layer_bytes(shape, training)
-    main = pool.main_memory or 0
-    if not pool.device.is_processor and base <= main * MAIN_MEMORY:
-        return LayerSource(name="memory", rate=pool.feed)
-    rate = min(pool.disk or DISK_RATE, pool.feed)
-    return LayerSource(name="the disk", rate=rate, is_assumed=pool.disk is None)
 
 
 def explain_unstreamed(shape: ModelShape, pool: HostPool) -> str:
@@ -213,7 +188,8 @@ def plan_worker(
         rate = reading = None
         if peak is not None:
             flops = peak * efficiency
-            reading = plan_reading(shape, chosen, flops, find_source(shape, chosen, pool))
+            source = pool.find_source(shape.layers * layer_bytes(shape, chosen))
+            reading = plan_reading(shape, chosen, flops, source)
             rate = flops / flops_per_token(shape, chosen).value
             rate *= 1 if reading is None else reading.speed
         refused = "" if chosen.resident is None else explain_unstreamed(shape, pool)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from trainer.config.teacher_engines import TEACHER_ENGINES, EngineFacts
 from trainer.planning.device_models import DeviceModel
-from trainer.planning.devices import DISK_RATE
+from trainer.planning.devices import DISK_RATE, PCIE, HostPool
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.replica import USABLE
 from trainer.planning.shapes import ModelShape
@@ -23,6 +23,15 @@ _GGUF_BATCH = 512
 """The most of llama.cpp's: more are not faster, and their activations need memory."""
 WINDOW = 1024
 """Default number of tokens of a window."""
+
+
+class Seat(NamedTuple):
+    """What a teacher may compute on."""
+
+    place: Place
+    device: DeviceModel
+    pool: HostPool | None = None
+    """The device with its host; None: unknown."""
 
 
 class ForwardSize(NamedTuple):
@@ -125,10 +134,12 @@ class TeacherOption:
     """Bytes below which it does not run: where weights are mapped, those in use at a time."""
     room: int
     """Bytes of the roomiest device that may be used."""
-    fits: Literal["yes", "disk", "no"]
-    """`disk`: each forward reads weights from their file again."""
+    fits: Literal["yes", "disk", "streamed", "no"]
+    """`disk`: each forward reads weights from their file again; `streamed`: into a card."""
     refused: str = ""
     """Why not, if memory is not the reason."""
+    streamed: str = ""
+    """How fast a card that does not hold the teacher scores, or would; empty if it holds it."""
     teachers: int = 0
     rate: float | None = None
     """Tokens a second of all teachers until the last one is done; None: unknown."""
@@ -138,6 +149,11 @@ class TeacherOption:
     def total(self) -> int:
         """Bytes in memory."""
         return self.weights + self.working
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it would fit, if its engine read layers at each forward."""
+        return self.fits == "no" and bool(self.streamed)
 
     def scoring_seconds(self, tokens: float) -> float | None:
         """Return the time to score so many tokens."""
@@ -181,7 +197,7 @@ def forward_bytes(shape: ModelShape, place: Place, tokens: int, width: int, leng
 
 def teacher_options(
     shape: ModelShape,
-    devices: Sequence[tuple[Place, DeviceModel]],
+    devices: Sequence[Seat],
     length: int,
     *,
     given: float | None = None,
@@ -201,7 +217,7 @@ def teacher_options(
     Raises:
         InputError: nothing here is of the kind that a rate was measured on.
     """
-    devices_by_place = {at: [device for place, device in devices if place == at] for at in BATCH}
+    devices_by_place = {at: [seat for seat in devices if seat.place == at] for at in BATCH}
     found = [
         _make_option(shape, kind, place, devices_by_place[place], length, given)
         for kind in FORMATS
@@ -243,10 +259,11 @@ def _make_option(
     shape: ModelShape,
     kind: WeightFormat,
     place: Place,
-    devices: Sequence[DeviceModel],
+    seats: Sequence[Seat],
     length: int,
     given: float | None,
 ) -> TeacherOption:
+    devices = [seat.device for seat in seats]
     if kind.is_gguf and (shape.experts > 1 or not shape.in_gguf):
         kind = replace(kind, engine=None)  # such files are not converted
     wide = kind.weights != "bfloat16"
@@ -283,6 +300,17 @@ def _make_option(
     known = sorted((rate for rate in rates if rate is not None), reverse=True)
     together = [(count * rate, count) for count, rate in enumerate(known, 1)]
     rate, teachers = max(together, default=(None, len(able)))
+    fits = "no" if not able else "yes" if weights + working <= room else "disk"
+    streamed = ""
+    if place == "cuda" and not able and not refused:
+        passing = int((2 * shape.layer_parameters + shape.table_parameters) * kind.bits / 8)
+        if working + passing <= room:
+            seat = max(seats, key=lambda one: one.device.memory)
+            rate, streamed = _stream_forwards(shape, seat, length, wide, weights, batch, given)
+            if facts and facts.streams_frozen:
+                fits, teachers, least = "streamed", 1, working + passing
+            else:
+                rate, streamed = None, f"would score {streamed}; it keeps all layers as yet"
     return TeacherOption(
         format=kind,
         place=place,
@@ -291,12 +319,35 @@ def _make_option(
         working=working,
         least=least,
         room=room,
-        fits="no" if not able else "yes" if weights + working <= room else "disk",
+        fits=fits,
         refused=refused or "",
+        streamed=streamed,
         teachers=teachers,
         rate=rate,
         source="computed" if given is None else "given",
     )
+
+
+def _stream_forwards(
+    shape: ModelShape,
+    seat: Seat,
+    length: int,
+    wide: bool,
+    weights: int,
+    batch: int,
+    given: float | None,
+) -> tuple[float | None, str]:
+    """Return the tokens a second of a teacher that reads its layers for each forward, in words.
+
+    Reading and computing are beside each other.
+    """
+    pool = seat.pool or HostPool(hosts=1, devices=1, device=seat.device, inside=PCIE)
+    source = pool.find_source(weights)
+    computing = _tokens_per_second(shape, seat.device, seat.place, length, wide, 0.0, given)
+    if computing is None:
+        return None, f"with layers read from {source.text}"
+    rate = min(computing, batch * source.rate / weights)
+    return rate, f"{rate:,.3g} tokens/s with layers read from {source.text}"
 
 
 def _pick_device(devices: Sequence[DeviceModel], rates: Sequence[float | None]) -> DeviceModel:

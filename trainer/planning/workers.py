@@ -29,9 +29,6 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.system.backends import BACKENDS, Backend
 
-MAIN_MEMORY = 0.75
-"""Share of a host's main memory that its processes may use, where the free part is not known."""
-
 
 @dataclass(frozen=True)
 class Room:

@@ -22,9 +22,10 @@ from launcher.agent.operation import check
 from launcher.inventory.facts.devices import available_memory
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
+from trainer.planning.devices import LayerSource
 from trainer.planning.replica import MemoryPlan, most_tokens, training_of
 from trainer.planning.residents import describe_residents
-from trainer.planning.streaming import HIDDEN, LayerSource, plan_reading
+from trainer.planning.streaming import HIDDEN, plan_reading
 from trainer.planning.workers import Room, RunMemory, coordinator_memory
 from trainer.system.backends import BACKENDS, Backend
 from trainer.system.errors import InputError

@@ -11,7 +11,8 @@ from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
 from trainer.planning.defaults import DERIVED_KEYS, format_table
-from trainer.planning.workers import MAIN_MEMORY, Room
+from trainer.planning.devices import MAIN_MEMORY
+from trainer.planning.workers import Room
 from trainer.system.backends import BACKENDS, Backend
 
 

@@ -21,12 +21,12 @@ from trainer.planning import stored_layers, streaming
 from trainer.planning.cluster_text import parse_cluster
 from trainer.planning.decision import pick_strategy
 from trainer.planning.device_models import DeviceModel
-from trainer.planning.devices import GIB, ClusterShape, HostPool, parse_link
+from trainer.planning.devices import GIB, ClusterShape, HostPool, LayerSource, parse_link
 from trainer.planning.replica import CPU_TOKENS
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, list_options
 from trainer.planning.strategy import AUTOCAST, TrainingSetup
-from trainer.planning.streaming import LayerSource, ReadingPlan, plan_reading
+from trainer.planning.streaming import ReadingPlan, plan_reading
 from trainer.system.backends import BACKENDS, Backend
 
 LENGTH = 512
