@@ -16,8 +16,9 @@ with `data.lost_text`.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -45,7 +46,6 @@ from trainer.data.chat_marks import (
     mark_special_tokens,
     strip_marks,
 )
-from trainer.data.lost_text import find_lost_text, shorten_text
 from trainer.data.tokenizer_folder import NAMES, TokenizerFolder
 from trainer.data.turn_forms import (
     find_forms,
@@ -54,14 +54,17 @@ from trainer.data.turn_forms import (
     to_template_turn,
     writes_python,
 )
-from trainer.data.turns import ChatMessage
+from trainer.data.turns import REASONING, ChatMessage
 from trainer.model.formats import template_files
 from trainer.system.errors import InputError, first_line, plain_reason
 from trainer.system.regular_file import read_text
 
 Tools = Sequence[dict[str, Any]]
 
+SHOWN_CHARACTERS = 60
+
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_TAGS = re.compile(r"</?(?:think|thinking|reasoning)>|\[/?THINK\]")
 
 
 class ChatTemplate:
@@ -322,3 +325,66 @@ def read_chat_template(
     if not sources:
         return None
     return ChatTemplate(sources, folder.names, special, on_lost, today, ends & special)
+
+
+def find_lost_text(message: ChatMessage, rendered: str) -> str | None:
+    """Return the beginning of what a template left out of a turn that is learned; None: nothing.
+
+    White space does not count, since templates trim it, and neither do the tags of a reasoning in
+    the text, which some templates replace by their own markup.
+
+    Args:
+        message: an assistant's turn.
+        rendered: the part of the rendering that is learned for it.
+    """
+    rest = _remove_whitespace(rendered)
+    # Each piece is taken out once it is found; the longest first, as it is in no other.
+    for forms in sorted(_iter_text_forms(message), key=lambda forms: -len(forms[0])):
+        bare = next((form for form in map(_remove_whitespace, forms) if form in rest), None)
+        if bare is None:
+            return shorten_text(forms[0])
+        rest = rest.replace(bare, "\0", 1)
+    return None
+
+
+def shorten_text(text: str) -> str:
+    """Return the first words of a text, in one line."""
+    words = " ".join(text.split())
+    return words if len(words) <= SHOWN_CHARACTERS else f"{words[:SHOWN_CHARACTERS]}..."
+
+
+def _iter_text_forms(message: ChatMessage) -> Iterator[list[str]]:
+    """Yield the texts of a turn, each in the forms in which a template may write it."""
+    yield from ([part] for part in _TAGS.split(message.content) if part.strip())
+    found = next((message.more[key] for key in REASONING if key in message.more), "")
+    yield from ([part] for part in _TAGS.split(found) if part.strip())
+    for each in message.more.get("tool_calls", ()):
+        function = each.get("function", each)
+        if isinstance(name := function.get("name"), str):
+            yield [name]
+        for leaf in _iter_leaves(function.get("arguments")):
+            yield _list_forms(leaf)
+
+
+def _iter_leaves(value: Any) -> Iterator[Any]:
+    """Yield the keys and values of arguments."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield key
+            yield from _iter_leaves(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _iter_leaves(each)
+    elif value is not None and value != "":
+        yield value
+
+
+def _list_forms(leaf: Any) -> list[str]:
+    """Return a leaf as text, and as JSON and Python write it."""
+    written = {json.dumps(leaf, ensure_ascii=False), json.dumps(leaf), repr(leaf)}
+    quoted = isinstance(leaf, str)
+    return [str(leaf), *(form[1:-1] if quoted else form for form in written)]
+
+
+def _remove_whitespace(text: str) -> str:
+    return "".join(text.split())

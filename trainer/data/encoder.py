@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -15,7 +16,6 @@ from trainer.config.data import TEMPLATE_DATE, LostText
 from trainer.data.chat import chat_format, check_plain, iter_pieces
 from trainer.data.chat_marks import ConversationError, RenderedChat, compile_alternatives
 from trainer.data.chat_template import read_chat_template
-from trainer.data.first_space import remove_first_space
 from trainer.data.shapes import Sample
 from trainer.data.text_stream import TextStream
 from trainer.data.tokenizer_folder import TokenizerFolder
@@ -326,3 +326,34 @@ class Encoder:
 def _as_ids(ends: Any) -> list[int]:
     """Return the ids of `eos_token_id`, which is one of them or a list."""
     return [each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int]
+
+
+def remove_first_space(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer for texts that go on from another one, which puts no space before them.
+
+    SentencePiece does; it is the same one if that puts none.
+    """
+    parts = tokenizer.normalizer, tokenizer.pre_tokenizer
+    states = [json.loads(part.__getstate__()) if part else None for part in parts]
+    changed = [_remove_space(state) for state in states]
+    if changed == states:
+        return tokenizer
+    tree = json.loads(tokenizer.to_str())
+    tree["normalizer"], tree["pre_tokenizer"] = changed
+    return Tokenizer.from_str(json.dumps(tree))
+
+
+def _remove_space(step: Any) -> Any:
+    """Return a step, or a sequence of steps, that adds no space; None for one that does no more."""
+    if step is None or step["type"] == "Prepend":
+        return None
+    changed = dict(step)
+    for steps in ("normalizers", "pretokenizers"):
+        if steps in step:
+            kept = map(_remove_space, step[steps])
+            changed[steps] = [each for each in kept if each is not None]
+    if "add_prefix_space" in step:
+        changed["add_prefix_space"] = False
+    if "prepend_scheme" in step:
+        changed["prepend_scheme"] = "never"
+    return changed

@@ -10,8 +10,7 @@ from tokenizers import pre_tokenizers
 
 from tests.trainer.data.spaced_tokenizer import KINDS, Kind, spaced_tokenizer, tokens_of
 from tests.trainer.data.test_tokens import byte_tokenizer
-from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.first_space import remove_first_space
+from trainer.data.encoder import IGNORED, Encoder, remove_first_space
 from trainer.data.shapes import Sample
 
 CASES = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
-from trainer.evaluate.score_wait import await_scores
+from trainer.evaluate.claims import Claims, ClaimState
+from trainer.evaluate.results import EVALUATIONS
+from trainer.evaluate.watcher import WatchedRun
 from trainer.model.output_folder import check_output
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build
@@ -23,6 +26,7 @@ from trainer.run.composition.record import refuse_lost_checkpoints
 from trainer.run.composition.roles import Placement, guard_run, open_replica
 from trainer.run.inputs import read_student_inputs
 from trainer.system.errors import BudgetStopError, InUseError, TrainerError
+from trainer.system.process.heartbeat import HeartbeatMonitor
 from trainer.system.process.stop_signals import StopRequest
 from trainer.system.storage import lease
 from trainer.tracking.status import StatusFile, first_status, say_last
@@ -32,6 +36,10 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at the budget."""
+PATIENCE = 120.0
+"""Seconds without a sign of a living eval runner after which the run stops waiting for it."""
+_LOOK = 0.5
+"""Seconds between two looks at the scores."""
 
 log = logging.getLogger(__name__)
 
@@ -174,3 +182,38 @@ class BudgetStopper:
         self.ending = self.watch and self.watch.ending
         if self.ending is not None:
             self.stop.request(self.ending)
+
+
+def await_scores(
+    output: Path,
+    over: Callable[[], bool],
+    on_progress: Callable[[], None],
+    patience: float = PATIENCE,
+) -> None:
+    """Return once each checkpoint has a result, `over` says so, or no runner lives.
+
+    Args:
+        output: the folder that runners watch.
+        on_progress: called after each result.
+    """
+    run, claims = WatchedRun(output), Claims(output / EVALUATIONS / "claims", "", patience)
+    states: dict[str, ClaimState] = {}
+    silence = HeartbeatMonitor()
+    while not over():
+        with suppress(OSError):  # an unreachable share: it may return
+            found = claims.read_states()
+            if _finished_digests(found) != _finished_digests(states):
+                on_progress()
+            states = found
+            if {checkpoint.digest for checkpoint in run.list_checkpoints()} <= _finished_digests(
+                states
+            ):
+                return
+        if silence.observe(states) >= patience:
+            log.warning("%s: no eval runner is running, so none is waited for", output)
+            return
+        time.sleep(_LOOK)
+
+
+def _finished_digests(states: dict[str, ClaimState]) -> set[str]:
+    return {digest for digest, state in states.items() if state.record is not None}

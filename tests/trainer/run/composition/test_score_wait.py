@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from trainer.checkpoint.reader import checkpoint_digest
-from trainer.evaluate import score_wait
 from trainer.evaluate.claims import Claim, Claims
 from trainer.evaluate.results import EVALUATIONS, SCHEMA
-from trainer.evaluate.score_wait import await_scores
+from trainer.run.composition import student_role
+from trainer.run.composition.student_role import await_scores
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
 RESULT = {"schema": SCHEMA, "digest": "d", "loss": 1.0}
@@ -20,7 +20,7 @@ RESULT = {"schema": SCHEMA, "digest": "d", "loss": 1.0}
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_wait, "_LOOK", 0.01)
+    monkeypatch.setattr(student_role, "_LOOK", 0.01)
 
 
 def checkpoint(output: Path, step: int) -> str:
