@@ -44,7 +44,7 @@ _PRODUCT = (1024, 2048)
 
 @dataclass(frozen=True)
 class _MainMemory:
-    """What a plan takes of this machine's main memory."""
+    """Main memory that a plan takes of this machine."""
 
     workers: int
     """On the CPU."""
