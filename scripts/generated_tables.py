@@ -15,7 +15,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -156,8 +156,8 @@ def render_capabilities() -> str:
 
 
 Commands = dict[str, tuple[click.Command, click.Context]]
-SHARED = 3
-"""Commands from which on an option with the same words is shown once."""
+SHARED = 2
+"""Commands from which on an option with the same words is shown once, of a name the most common."""
 
 
 def find_commands(group: click.Group, path: str) -> Commands:
@@ -207,16 +207,22 @@ def _says_more(option: click.Option) -> bool:
     return bool(words - set(re.findall(r"[a-z]+", name)) - {"a", "an", "of", "the"})
 
 
+def option_name(row: Sequence[str]) -> str:
+    """Return the first name of a row's option."""
+    return row[0].split(" ")[0].strip("`,")
+
+
 def describe_options(commands: Commands) -> str:
     """Return the options of every command, those that several have alike once."""
     rows = {name: list(option_rows(*command)) for name, command in commands.items()}
     header = "| option | default | meaning |"
     seen = Counter(tuple(row) for each in rows.values() for row in each)
-    shared = {row for row, count in seen.items() if count >= SHARED}
+    often = (row for row, count in reversed(seen.most_common()) if count >= SHARED)
+    shared = set({option_name(row): row for row in often}.values())
     parts = [f"### Shared\n\n{render(header, [list(row) for row in seen if row in shared])}"]
     for name, each in rows.items():
         own = [row for row in each if tuple(row) not in shared]
-        also = [row[0].split(" ")[0].strip("`,") for row in each if tuple(row) in shared]
+        also = [option_name(row) for row in each if tuple(row) in shared]
         words = f"Shared: {', '.join(f'`{option}`' for option in also)}.\n" if also else ""
         table = render(header, own) if own else ""
         parts.append("\n".join(part for part in (f"### `{name}`\n", table, words) if part))

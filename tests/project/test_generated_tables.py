@@ -86,6 +86,17 @@ def test_options_that_commands_share_are_shown_once() -> None:
     assert "| `--b, -n INTEGER` | `3` | Count |\n\nShared: `--json`." in text
 
 
+def test_a_shared_option_is_the_most_common_of_its_name() -> None:
+    def command(name: str, text: str) -> click.Command:
+        return click.Command(name, params=[click.Option(["--data"], help=text)])
+
+    meanings = {"a": "A corpus.", "b": "A corpus.", "c": "A file.", "d": "A file.", "e": "A file."}
+    group = click.Group("tool", commands=[command(*each) for each in meanings.items()])
+    text = generated_tables.describe_options(generated_tables.find_commands(group, "tool"))
+    assert (text.count("| A file |"), text.count("| A corpus |")) == (1, 2)
+    assert text.count("Shared: `--data`.") == 3
+
+
 @pytest.mark.parametrize("text", [None, "", "The output."])
 def test_an_option_whose_help_is_its_name_is_named(text: str | None) -> None:
     command = click.Command("tool", params=[click.Option(["-o", "--output"], help=text)])
