@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,11 +133,16 @@ def plan(
     Exits with 2 for a model that does not train, with 4 if nothing fits.
     """
     from launcher.errors import ConfigError
-    from launcher.runs.planned import inventory_cluster, model_shape, untrained_model
+    from launcher.runs.planned import (
+        inventory_cluster,
+        measure_cluster,
+        model_shape,
+        untrained_model,
+    )
     from trainer.planning.cluster_text import parse_cluster
     from trainer.planning.cost import Prices
     from trainer.planning.logits_size import StoredScores
-    from trainer.planning.strategies import Request
+    from trainer.planning.strategies import Request, needs_reading
 
     refuse_mixed(distill)
     if text is not None and (inventory is not None and not _from_environment("inventory")):
@@ -151,11 +157,11 @@ def plan(
             found, student, tokens, length, kept, inventory, text, rates, as_json
         )
         return
-    prices = Prices(kwh=price_kwh, hour=price_hour, currency=currency)
+    prices, survey = Prices(kwh=price_kwh, hour=price_hour, currency=currency), None
     if text is not None:
         cluster = parse_cluster(text, link)
     else:
-        cluster, own = inventory_cluster(inventory, link)
+        cluster, own, survey = inventory_cluster(inventory, link)
         prices = own if price_kwh is None and price_hour is None else prices
     request = Request(
         shape=found,
@@ -170,6 +176,8 @@ def plan(
         prices=prices,
         recompute={"auto": None, "on": True, "off": False}[gradient_checkpointing],
     )
+    if survey is not None and model is not None and needs_reading(request):
+        request = replace(request, cluster=measure_cluster(survey, cluster, model))
     named = {"--inventory": inventory if text is None else None, "--model": model}
     again = {option: str(value) for option, value in named.items() if value is not None}
     _print_plan(request, explain, as_json, again)

@@ -7,12 +7,15 @@ import json
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from launcher.agent.checks.memory import HostSpeeds, measure_host
 from launcher.errors import ConfigError, UnreachableError
+from launcher.hosts.fleet import ask_hosts
+from launcher.hosts.survey import Survey
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.budget import currency_of, rates_of
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
@@ -42,8 +45,10 @@ from trainer.planning.model_config import (
     read_shape,
 )
 from trainer.planning.shapes import NAMED, ModelShape
+from trainer.planning.time import EFFICIENCY
 from trainer.system.errors import InputError
 
+_ASSUMED = f"CPU: {CORE_FLOPS / 1e9:g} GFLOP/s a core are assumed"
 _HUB = "https://huggingface.co/{}/resolve/main/config.json"
 _DEADLINE = 20.0
 _MOST = 1 << 20
@@ -127,30 +132,28 @@ def _from_hub(name: str, method: str | None) -> ModelShape:
     return parse_shape(tree, address, name)
 
 
-def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape:
+def cluster_of(
+    hosts: Sequence[Host],
+    between: LinkRates | None,
+    speeds: Mapping[str, HostSpeeds] | None = None,
+) -> ClusterShape:
     """Return surveyed hosts as groups of equal ones.
 
     Args:
         between: the link between two hosts; None: unknown.
+        speeds: what was measured on hosts, by name; of equal ones the slowest counts.
 
     Raises:
         ConfigError: a device's memory is not known, or several hosts have no link.
     """
     remarks: list[str] = []
-    alike: dict[tuple[tuple[DeviceModel, int], ...], list[int | None]] = {}
+    alike: dict[tuple[tuple[DeviceModel, int], ...], list[Host]] = {}
     for host in hosts:
         if kinds := tuple(_count_devices(host, remarks).items()):
-            alike.setdefault(kinds, []).append(host.memory)
+            alike.setdefault(kinds, []).append(host)
     groups = tuple(
-        HostPool(
-            hosts=len(memories),
-            devices=count,
-            device=device,
-            inside=device.nvlink or PCIE,
-            shares_host=place > 0,
-            main_memory=None if None in memories else min(filter(None, memories)),
-        )
-        for kinds, memories in alike.items()
+        _make_pool(equal, device, count, place, speeds or {}, remarks)
+        for kinds, equal in alike.items()
         for place, (device, count) in enumerate(kinds)
     )
     if not groups:
@@ -164,6 +167,34 @@ def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape
         ) from None
 
 
+def _make_pool(
+    hosts: Sequence[Host],
+    device: DeviceModel,
+    count: int,
+    place: int,
+    speeds: Mapping[str, HostSpeeds],
+    remarks: list[str],
+) -> HostPool:
+    """Return one kind of devices of equal hosts, with the least of what these have."""
+    measured = [speeds[host.name] for host in hosts if host.name in speeds]
+    reads = [speed.read for speed in measured if speed.read]
+    memories = [host.memory for host in hosts if host.memory]
+    if device.is_processor and measured:
+        products = min(speed.products for speed in measured) / count
+        device = replace(device, flops=products / EFFICIENCY, source="measured")
+        remarks[:] = [remark for remark in remarks if remark != _ASSUMED]
+        remarks.append(f"{device.name}: products at {products / 1e9:.3g} GFLOP/s, measured")
+    return HostPool(
+        hosts=len(hosts),
+        devices=count,
+        device=device,
+        inside=device.nvlink or PCIE,
+        shares_host=place > 0,
+        main_memory=min(memories) if len(memories) == len(hosts) else None,
+        disk=min(reads) if len(reads) == len(hosts) else None,
+    )
+
+
 def _count_devices(host: Host, remarks: list[str]) -> Counter[DeviceModel]:
     found: Counter[DeviceModel] = Counter()
     for device in host.devices or ():
@@ -172,7 +203,7 @@ def _count_devices(host: Host, remarks: list[str]) -> Counter[DeviceModel]:
             memory = int((host.memory or 0) * MAIN_MEMORY)
             if not memory:
                 raise ConfigError(f"host {host.name}: its main memory is unknown")
-            remarks.append(f"CPU: {CORE_FLOPS / 1e9:g} GFLOP/s a core are assumed")
+            remarks.append(_ASSUMED)
             found[known.assume_processor(cores, memory)] += 1
             continue
         try:
@@ -190,7 +221,9 @@ def _count_devices(host: Host, remarks: list[str]) -> Counter[DeviceModel]:
     return found
 
 
-def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[ClusterShape, Prices]:
+def inventory_cluster(
+    inventory: Path | None, link: str | None
+) -> tuple[ClusterShape, Prices, Survey]:
     """Return the devices of an inventory's hosts, which are asked, and the hosts' prices.
 
     Without an inventory they are this machine's.
@@ -214,7 +247,17 @@ def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[Cluster
         between = LinkRates(up=rate, down=rate)
     if between is not None and len(found.hosts) == 1:
         raise ConfigError(f"--link {link}: is between hosts, and there is one; give --inventory")
-    return cluster_of(found.hosts, between), prices
+    return cluster_of(found.hosts, between), prices, found
+
+
+def measure_cluster(found: Survey, cluster: ClusterShape, model: str) -> ClusterShape:
+    """Return surveyed hosts with the speeds of their disks and processors, which are measured."""
+    with working("measuring how fast the hosts read and multiply"):
+        path = Path(model).expanduser().absolute()
+        answers = ask_hosts(
+            found.hosts, lambda _, there: there.ask(measure_host, path), measure_host.deadline
+        ).require()
+    return cluster_of(found.hosts, cluster.between, answers)
 
 
 def slowest_link(hosts: Sequence[Host]) -> float | None:

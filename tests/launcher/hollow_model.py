@@ -5,9 +5,9 @@ import struct
 from pathlib import Path
 
 
-def make_model(folder: Path, hidden: int = 2560, vocabulary: int = 151936) -> Path:
+def make_model(folder: Path, hidden: int = 2560, vocabulary: int = 151936, layers: int = 4) -> Path:
     """Make a Qwen3 of real size by its headers alone; where weights would be the file is a hole."""
-    inner, heads, layers = 4 * hidden, hidden // 80, 4
+    inner, heads = 4 * hidden, hidden // 80
     shapes: dict[str, list[int]] = {"model.embed_tokens.weight": [vocabulary, hidden]}
     for index in range(layers):
         prefix = f"model.layers.{index}."

@@ -139,6 +139,11 @@ def list_options(request: Request) -> list[StrategyOption]:
     return found
 
 
+def needs_reading(request: Request) -> bool:
+    """Return whether an option that is worth a line reads layers at each use."""
+    return any(option.workers for option in list_options(request))
+
+
 def plan_option(request: Request, strategy: Strategy, method: Method) -> StrategyOption:
     """Return a combination with all layers in memory; if only then it fits, with some streamed."""
     whole = _plan_whole(request, strategy, method)

@@ -18,10 +18,12 @@ from pydantic import validate_call
 
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.job import model_folder
-from launcher.agent.operation import check
+from launcher.agent.operation import check, operation
 from launcher.inventory.facts.devices import available_memory
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
+from trainer.model.files import local_model
+from trainer.model.layout import read_headers
 from trainer.planning.devices import LayerSource
 from trainer.planning.replica import MemoryPlan, most_tokens, training_of
 from trainer.planning.residents import describe_residents
@@ -192,6 +194,28 @@ def _suggest_rows(
     batch = samples * len(plan.workers)
     more = f" with training.batch_size {batch}" if batch > config.training.batch_size else ""
     return f"training.micro_batch_size {samples}{more}"
+
+
+@dataclass(frozen=True)
+class HostSpeeds:
+    """What was measured on a host."""
+
+    read: float | None
+    """Bytes a second at which its disk reads a model; None: the model is not there."""
+    products: float
+    """Operations a second of fp32 products on all cores."""
+
+
+@operation("speeds", deadline=READ_SECONDS + 30, least=0)
+@validate_call
+def measure_host(model: Path) -> HostSpeeds:
+    """Return how fast this host's disk reads a model's files, and its processor multiplies."""
+    try:
+        files = {header.file for header in read_headers(local_model(model) or model).values()}
+        read = measure_read(files)
+    except InputError:
+        read = None
+    return HostSpeeds(read, measure_products())
 
 
 def measure_read(files: Iterable[Path], seconds: float = READ_SECONDS) -> float:

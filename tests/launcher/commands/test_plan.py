@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from launcher.cli import run
 from tests.launcher.hollow_model import make_model
 from trainer.config.run import load_config
 from trainer.model.layout import build_layout
+from trainer.planning import streaming
+from trainer.system.backends import BACKENDS
 from trainer.system.errors import InputError
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
@@ -67,8 +71,10 @@ def test_rounds_start_with_the_codec_that_was_planned(capsys: pytest.CaptureFixt
 
 
 def test_layers_that_are_read_at_each_use_are_told_by_device(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    keep = {name: replace(facts, streams_frozen=False) for name, facts in BACKENDS.items()}
+    monkeypatch.setattr(streaming, "BACKENDS", keep)
     unlike = "lambda: RTX4090 64GB; intel: 2xW5700X 300GB, CPU28; 1gbit"
     asked = ["plan", "--shape", "qwen3-32b", "--method", "qlora", "--cluster", unlike]
     assert run(asked) == 4
@@ -88,6 +94,24 @@ def test_layers_that_are_read_at_each_use_are_told_by_device(
     assert (card["layers"], card["reading"]["source"], radeon["count"]) == (64, "memory", 2)
     assert processor["resident"] == 64
     assert processor["reading"] is processor["refused"] is None
+
+
+def test_reading_and_products_are_measured_where_layers_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model of twice this machine's memory, whose weights are a hole of the file."""
+    layers = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (180 << 20)
+    folder = str(make_model(tmp_path, layers=layers))
+    asked = ["plan", "--model", folder, "--length", "64", "--rank", "1", "--adapted-layers", "1"]
+    devices = "\"[{'backend': 'cpu'}]\""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"localhost ansible_connection=local motley_devices={devices}\n")
+    assert run([*asked, "--inventory", str(hosts)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"note: CPU, \d+ cores: products at [\d.e+]+ GFLOP/s, measured\n", shown)
+    assert "are assumed" not in shown
+    streamed = rf"one device streamed: CPU, \d+ cores: \d+ of {layers} layers resident, \d+"
+    assert re.search(streamed + r" streamed from the disk at [\d.e+]+ GB/s; free", shown), shown
 
 
 def test_a_model_folder_is_read_by_its_headers(
