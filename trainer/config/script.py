@@ -20,11 +20,8 @@ class Script:
 
     path: Path
     content: bytes
-
-    @property
-    def digest(self) -> str:
-        """BLAKE2b of the content, in hex."""
-        return hashlib.blake2b(self.content, digest_size=32).hexdigest()
+    digest: str
+    """BLAKE2b of the content, in hex."""
 
 
 def read_script(path: Path, digest: str | None = None) -> Script:
@@ -38,7 +35,8 @@ def read_script(path: Path, digest: str | None = None) -> Script:
         RefusedError: it is another one.
     """
     with convert_read_errors(path, InputError):
-        script = Script(path.absolute(), read_file(path, 1 << 20))
+        content = read_file(path, 1 << 20)
+    script = Script(path.absolute(), content, hashlib.blake2b(content, digest_size=32).hexdigest())
     if digest not in (None, script.digest):
         raise RefusedError(f"{path}: is not the script that the run was started with; start again")
     return script

@@ -68,10 +68,8 @@ class EvalResult:
         """Return the result of all parts together."""
         loss_sum, weight = sum(part.loss_sum for part in parts), sum(part.weight for part in parts)
         confusion = sum_confusions(part.confusion for part in parts)
-        rewards, figures = (
-            sum_rewards(part.rewards for part in parts),
-            sum_figures([part.figures for part in parts]),
-        )
+        rewards = sum_rewards(part.rewards for part in parts)
+        figures = sum_figures([part.figures for part in parts])
         return cls(loss_sum, weight, confusion, rewards, figures)
 
     def compute_scores(self) -> dict[str, Any]:

@@ -42,9 +42,7 @@ class _Input:
     subject: dict[str, Any]
 
 
-def _model_files(config: RunConfig) -> _Input | None:
-    if config.task == SCRIPT:  # the hosts get it, and workers prove what it makes
-        return None
+def _model_files(config: RunConfig) -> _Input:
     subject = {"config": config}
     question = _with_patience(job.check_model, config)
     return _Input(config.model.path, question, subject, job.model_content, subject)
@@ -57,9 +55,7 @@ def _with_patience(question: Operation[P, R], config: RunConfig) -> Operation[P,
     )
 
 
-def _data_files(config: RunConfig) -> _Input | None:
-    if config.task == SCRIPT:
-        return None
+def _data_files(config: RunConfig) -> _Input:
     train, taught = config.data.train, config.distillation is not None
     content = logits_content if taught else file_content
     return _Input(train, job.check_training_data, {"config": config}, content, {"path": train})
@@ -79,6 +75,8 @@ def _input_probe(
     """Return the probe of an input: whether it is there, and equals the coordinator's."""
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
+        if cluster.config.task == SCRIPT:  # the hosts get it, and workers prove what it makes
+            return
         files, head = files_of(cluster.config), cluster.leader_host
         if files is None:
             return

@@ -46,11 +46,11 @@ class ScriptReplica:
         self._model = script.model.to(self._device)
         self._weights = flatten_parameters(self._model, self.layout, self._device)
         self._autocast = make_autocast(config, self._device)
+        self._divisor, self.limit = 0, 4
+        self._check_start()
         micro = config.training.micro_batch_size
         self.limit = config.training.batch_size if micro == "auto" else micro
         """Samples of a micro-batch; halved without memory."""
-        self._divisor = 0
-        self._check_start()
         parameters = dict(trainable_parameters(self._model))
         self._gradients = GradientStream(self.layout, parameters, self._device)
         self._random = checks.read_random_state(self._device)
@@ -159,7 +159,6 @@ class ScriptReplica:
         buffers = {name: each.clone() for name, each in model.named_buffers()}
         drawn = checks.read_random_state(self._device, whole=True)
         sums: list[tuple[float, int]] = []
-        size, self.limit = self.limit, len(four)
         for part in (four, four[:2], four[2:]):
             for samples, _ in self._micro_batches(train, part):
                 loss, divisor = self._compute_loss(samples)
@@ -178,7 +177,6 @@ class ScriptReplica:
             checks.check_sum(*sums, loosely=loosely)
         if self._script.validation:
             self.evaluate([0])
-        self.limit = size
 
 
 def script_openers(script: UserScript) -> dict[RequestedBackend, Opener]:

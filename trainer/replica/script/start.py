@@ -59,14 +59,12 @@ def build_script_layout(shapes: Mapping[str, tuple[int, ...]]) -> GradientLayout
     return lay_out_tensors((f"layers.{index}", group) for index, group in enumerate(groups))
 
 
-def write_start(
-    facts: ScriptFacts, layout: GradientLayout, weights: np.ndarray, folder: Path
-) -> None:
+def write_start(facts: ScriptFacts, layout: GradientLayout, flat: np.ndarray, folder: Path) -> None:
     """Write a start as `MODEL_FILE`."""
     shapes = {slot.name: slot.shape for slot in layout.iter_tensors()}
     with (folder / MODEL_FILE).open("wb") as file:
         file.write(safetensors_header(shapes, {_ENTRY: json.dumps(asdict(facts))}))
-        file.write(raw_bytes(weights))
+        file.write(raw_bytes(flat))
 
 
 def run_for_start(
@@ -91,7 +89,6 @@ def run_for_start(
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                check=False,
                 timeout=6 * limit,  # torch's import, the script, model, two data sets, samples
             )
         except subprocess.TimeoutExpired:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -39,8 +39,6 @@ MODULE = "motley_script"
 """The name under which a script's module is found by its own classes."""
 _DIGESTED = 256
 """Samples of a data set that are compared between hosts, at even distances."""
-
-
 _TOO_LONG = ": has not returned for {:g} s; make it faster, or raise exchange.join_deadline"
 
 
@@ -96,8 +94,7 @@ class UserScript:
         data = blake3()
         self.train = self._open_dataset("train", data)
         self.validation = self._open_dataset("validation", data)
-        lengths = len(self.train), len(self.validation)
-        self.facts = ScriptFacts(frozen, data.hexdigest(), *lengths)
+        self.facts = ScriptFacts(frozen, data.hexdigest(), len(self.train), len(self.validation))
 
     @contextmanager
     def report_faults(self, function: str) -> Iterator[None]:
@@ -110,7 +107,7 @@ class UserScript:
         """
         before = signal.signal(signal.SIGALRM, _raise_time_limit)
         left = signal.setitimer(signal.ITIMER_REAL, self._limit)
-        self._at_work, self._began = function, time.monotonic()
+        self._at_work, self._began = f"{self._script.path}: {function}", time.monotonic()
         try:
             try:
                 yield
@@ -142,8 +139,7 @@ class UserScript:
         longest = 2 * self._limit
         while time.monotonic() < self._began + longest:
             time.sleep(min(1.0, self._limit))
-        line = f"{self._script.path}: {self._at_work}{_TOO_LONG.format(longest)}\n"
-        sys.stderr.write(line)
+        sys.stderr.write(f"{self._at_work}{_TOO_LONG.format(longest)}\n")
         exit_from_any_thread(UnreachableError.exit_code)
 
     def read_weights(self) -> np.ndarray:
@@ -218,8 +214,6 @@ def update_digest(hasher: blake3, value: Any) -> None:
             hasher.update(len(value).to_bytes(8, "little"))
             for part in value:
                 update_digest(hasher, part)
-        case Mapping():
-            update_digest(hasher, list(value.items()))
         case set() | frozenset():
             update_digest(hasher, sorted(map(repr, value)))
         case _ if callable(value) and hasattr(value, "__qualname__"):  # a class or a function
