@@ -62,7 +62,7 @@ const made = (n) => ({kind: "step", step: n, time: 1.8e9 + n, epoch: 0, seconds:
   tokens_per_second: 1e4 + 1e3 * Math.random(), exchange_ms: 30 + Math.random(),
   exchange_exposed_ms: 10 + Math.random(), shares: {0: 8, 1: 8, 2: 16},
   worker_seconds: {0: 0.3, 1: 0.4, 2: 0.4}, worker_overlap_seconds: {0: 0.1, 1: 0.1, 2: 0.1},
-  counted: [32 * n - 32, 32 * n, 0, 0], so_far: [32 * n, 0, 0, 5000 * n]});
+  ledger: [32 * n - 32, 32 * n, 0, 0], totals: [32 * n, 0, 0, 5000 * n]});
 const all = Array.from({length: POINTS}, (_, at) => made(at + 1));
 const state = {status: {run_id: "run", state: "running", live: true, started: 1, processes: [],
   unreachable: {}, training: null}, now: 2, gauges: {}, devices: {}, device_names: {}, left: null};

@@ -254,7 +254,7 @@ def kill_and_wait(run: Cluster, rank: int) -> float:
 
 def takes_part(step: dict[str, Any], rank: int) -> bool:
     """Return whether a rank computed samples of a step."""
-    return any(part[0] == rank for part in step["samples"])
+    return any(part[0] == rank for part in step["sample_ranges"])
 
 
 def steps_of(metrics: Path) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def overlap(run: Path, logits: Path) -> str:
     steps = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "step"]
     shards = sorted(path.stat().st_mtime for path in logits.glob("shard-*/manifest.json"))
     there = sum(time < steps[0]["time"] for time in shards)
-    waited = sum(step["waited_seconds"] for step in steps)
+    waited = sum(step["teacher_wait_seconds"] for step in steps)
     last = sum(step["time"] < shards[-1] for step in steps)
     return (
         f"took its first step with {there} of {len(shards)} shards there and {last} of {len(steps)}"

@@ -52,7 +52,7 @@ def samples_of_epochs(metrics: list[dict]) -> str:
     used: dict[int, Counter[int]] = {}
     for record in metrics:
         if record["kind"] == "step":
-            for _, start, stop in record["samples"]:
+            for _, start, stop in record["sample_ranges"]:
                 used.setdefault(record["epoch"], Counter()).update(range(start, stop))
     wrong = sum(count != 1 for epoch in used.values() for count in epoch.values())
     gaps = sum(set(epoch) != set(range(max(epoch) + 1)) for epoch in used.values())

@@ -204,11 +204,11 @@ def work(spec: MemberSpec) -> None:
         JoinRequest(
             run_id=job.run_id,
             rank=spec.rank,
-            version=job.version,
-            agreement=job.agreement,
-            layout=job.layout,
-            model=job.model,
-            data=job.data,
+            motley_version=job.motley_version,
+            config_digest=job.config_digest,
+            layout_digest=job.layout_digest,
+            model_digest=job.model_digest,
+            data_digest=job.data_digest,
             host="benchmark",
             backend="cpu",
             device="cpu",
@@ -225,8 +225,8 @@ def work(spec: MemberSpec) -> None:
 
 
 def _plan(spec: MemberSpec) -> StepPlan:
-    settled = flush_periods(spec.config())
-    return StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_every=settled)
+    periods = flush_periods(spec.config())
+    return StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps, flush_every=periods)
 
 
 def _weights(spec: MemberSpec, of: GradientLayout) -> NDArray[np.float32]:

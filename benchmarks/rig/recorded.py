@@ -24,10 +24,12 @@ def write_metrics(folder: Path, steps: int) -> None:
                 "seconds": 0.5 / 7,
                 "exchange_ms": 30 / 7,
                 "exchange_exposed_ms": 10 / 7,
-                "shares": {"0": 8, "1": 8, "2": 8},
+                "worker_samples": {"0": 8, "1": 8, "2": 8},
                 "worker_seconds": {"0": 3 / 7, "1": 4 / 7, "2": 5 / 7},
                 "worker_overlap_seconds": {"0": 1 / 7, "1": 1 / 7, "2": 1 / 7},
-                "samples": [[rank, first + 8 * rank, first + 8 * rank + 8] for rank in range(3)],
+                "sample_ranges": [
+                    [rank, first + 8 * rank, first + 8 * rank + 8] for rank in range(3)
+                ],
             }
             file.write(json.dumps(line) + "\n")
 

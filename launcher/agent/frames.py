@@ -19,7 +19,7 @@ from typing import Any, cast
 from launcher import errors
 from launcher.errors import LauncherError, UnreachableError
 
-SCHEMA = "motley.agent/1"
+SCHEMA = "motley.agent/2"
 
 PIECE = 1 << 20
 """Bytes of a file that travel in one frame."""

@@ -62,7 +62,7 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
     if run is None:
         idle = cluster.find_idle_hosts(None)
         if as_json:
-            none = {"schema": "motley.cluster.status/1", "run_id": None, "state": "none"}
+            none = {"schema": "motley.cluster.status/2", "run_id": None, "state": "none"}
             render.print_json({**none, "idle": [asdict(host) for host in idle]})
         else:
             render.print_line("no run has been started here; start one with: launch cluster up")
@@ -116,13 +116,13 @@ def down(cluster: Cluster, run_id: str | None, everything: bool, as_json: bool) 
     if as_json:
         render.print_json(
             {
-                "schema": "motley.cluster.down/1",
+                "schema": "motley.cluster.down/2",
                 "runs": [
                     {
                         "run_id": e.run_id,
                         "stopped": e.stopped,
                         "killed": e.stragglers,
-                        "left": e.left,
+                        "unstopped_hosts": e.left,
                     }
                     for e in endings
                 ],

@@ -85,9 +85,9 @@ def export(
         outgoing.run_id, outgoing.config, target, _find_renderer(system), folder, wheel
     )
     if as_json:
-        tree = {"run_id": done.run_id, "to": system, "target": target.text, "step": done.step}
-        where = {"folder": str(folder.absolute()), "next": done.steps}
-        render.print_json({"schema": "motley.exported/1", **tree, **where})
+        tree = {"run_id": done.run_id, "system": system, "target": target.text, "step": done.step}
+        where = {"folder": str(folder.absolute()), "next_steps": done.steps}
+        render.print_json({"schema": "motley.exported/2", **tree, **where})
         return
     begun = f"from step {done.step}" if done.step else "from the start"
     render.print_line(f"{folder}: run {done.run_id} for {system}, {target.text}, {begun}; next:")

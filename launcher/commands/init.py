@@ -90,8 +90,8 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
         refuse_pipe(Path(data))
         find_data(Path(data))
-    settled = {part.key: part.value for part in derive_settings(config, (), folder, ())}
-    config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})
+    found = {part.key: part.value for part in derive_settings(config, (), folder, ())}
+    config = config.with_settings(found or {"data.validation_fraction": HELD_OUT})
     classes = "" if config.num_classes is None else f"num_classes: {config.num_classes}\n"
     if config.class_names is not None:
         names = as_yaml(list(config.class_names))

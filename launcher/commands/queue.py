@@ -62,17 +62,17 @@ def list_queue(cluster: Cluster, as_json: bool) -> None:
             {
                 "id": entry.id,
                 "state": entry.state,
-                "who": entry.job.who,
-                "added": entry.job.added,
+                "added_by": entry.job.added_by,
+                "added_at": entry.job.added_at,
                 "end": asdict(entry.end) if entry.end else None,
             }
             for entry in entries
         ]
-        render.print_json({"schema": "motley.queue/1", "entries": tree, "skipped": skipped})
+        render.print_json({"schema": "motley.queue/2", "entries": tree, "skipped": skipped})
         return
     for entry in entries:
         why = f": {entry.end.reason}" if entry.end and entry.end.reason else ""
-        added = f"added {render.format_time(entry.job.added)} by {entry.job.who}"
+        added = f"added {render.format_time(entry.job.added_at)} by {entry.job.added_by}"
         render.print_line(f"{entry.id}: {entry.state}{why} ({added})")
     for name, reason in skipped.items():
         render.print_line(f"skipped: {name}: {reason}")

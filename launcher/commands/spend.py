@@ -40,12 +40,12 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
     records = [
         r
         for r in read_spend(cluster.find_runs_registry(), note, waits=True)
-        if run_id is None or r.run == run_id
+        if run_id is None or r.run_id == run_id
     ]
     found = sum_spend(records, by)
     if as_json:
         tree = {"by": by, "totals": [asdict(total) for total in found]}
-        render.print_json({"schema": "motley.spend/1", **tree})
+        render.print_json({"schema": "motley.spend/2", **tree})
         return
     if not found:
         render.print_line("nothing has been recorded; docs/budget.md explains how to set prices")
@@ -92,5 +92,5 @@ def budget(
     from launcher.runs.budget.guarded_command import command_budget, run_guarded
 
     hosts = () if cluster.inventory is None else cluster.hosts
-    settled = command_budget(hosts, rate, ceiling, currency, os.environ)
-    click.get_current_context().exit(run_guarded(command, settled, name, grace))
+    budget = command_budget(hosts, rate, ceiling, currency, os.environ)
+    click.get_current_context().exit(run_guarded(command, budget, name, grace))

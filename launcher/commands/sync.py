@@ -116,10 +116,10 @@ def _print_results(what: str, done: Sequence[SyncResult], as_json: bool) -> None
             "folder": synced.folder,
             "files": synced.moved.files,
             "bytes": synced.moved.size,
-            "sent": synced.moved.sent,
-            "complete": list(synced.complete),
+            "sent_bytes": synced.moved.sent,
+            "complete_folders": list(synced.complete),
             "note": synced.note,
         }
         for synced in done
     ]
-    render.print_json({"schema": "motley.sync/1", "what": what, "hosts": hosts})
+    render.print_json({"schema": "motley.sync/2", "content": what, "hosts": hosts})

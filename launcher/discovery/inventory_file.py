@@ -88,8 +88,8 @@ def update_inventory(
     _add_roles(text, places, known, proposal)
     for link in links:
         for here, there, rate in (
-            (link.one, link.other, link.forth),
-            (link.other, link.one, link.back),
+            (link.source, link.target, link.forward_rate),
+            (link.target, link.source, link.reverse_rate),
         ):
             _note_rate(text, (*places[here], "motley_link_rates"), there, rate)
     return InventoryUpdate(path, before, text.text)

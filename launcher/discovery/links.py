@@ -41,11 +41,11 @@ _FAILURES = {
 class MeasuredLink:
     """The link between two machines. Rates in bit/s, times in s; None: not measured."""
 
-    one: str
-    other: str
-    forth: float | None = None
+    source: str
+    target: str
+    forward_rate: float | None = None
     """Rate from `one` to `other`."""
-    back: float | None = None
+    reverse_rate: float | None = None
     round_trip: float | None = None
     problem: str = ""
     """Why there is no link, or why it is not known; empty if there is one."""
@@ -55,13 +55,17 @@ class MeasuredLink:
     @property
     def rate(self) -> float | None:
         """The slower direction."""
-        return None if self.forth is None or self.back is None else min(self.forth, self.back)
+        return (
+            None
+            if self.forward_rate is None or self.reverse_rate is None
+            else min(self.forward_rate, self.reverse_rate)
+        )
 
     @property
     def summary(self) -> str:
         """The missing link in one line."""
         what = "the link is not measured" if self.unknown else "no link"
-        return f"{what} between {self.one} and {self.other}: {self.problem}"
+        return f"{what} between {self.source} and {self.target}: {self.problem}"
 
 
 def pair_rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -117,7 +121,7 @@ def measure_links(found: Sequence[FoundMachine], port: int) -> list[MeasuredLink
             else:
                 links.append(_judge_link(a, b, answers, addresses[a], port))
     order = [*machines]
-    return sorted(links, key=lambda link: (order.index(link.one), order.index(link.other)))
+    return sorted(links, key=lambda link: (order.index(link.source), order.index(link.target)))
 
 
 def _choose_address(here: FoundMachine, other: str, routes: Mapping[str, Route]) -> str:
@@ -149,7 +153,9 @@ def _judge_link(
     crossing, listening = answers.found[other], answers.found.get(one)
     assert isinstance(crossing, ProbeResult)
     if crossing.stage == "done":
-        return MeasuredLink(one, other, crossing.down, crossing.up, crossing.round_trip)
+        return MeasuredLink(
+            one, other, crossing.download_rate, crossing.upload_rate, crossing.round_trip
+        )
     if one in answers.errors:
         return _unmeasured_link(one, other, line_of(one, answers.errors[one]))
     if isinstance(listening, ListenResult) and listening.problem:

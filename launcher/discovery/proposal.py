@@ -55,7 +55,8 @@ def propose_roles(
 def _choose_coordinator(hosts: Sequence[Host], links: Sequence[MeasuredLink]) -> Role:
     """Every exchange goes through it: the most hosts reached, by the fastest slowest link."""
     own = {
-        host.name: [link for link in links if host.name in (link.one, link.other)] for host in hosts
+        host.name: [link for link in links if host.name in (link.source, link.target)]
+        for host in hosts
     }
     # An unknown link is no evidence against a host.
     reached = {

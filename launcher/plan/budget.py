@@ -129,13 +129,13 @@ def with_budget(
     own = (budget or BudgetConfig()).model_dump()
     ledger = PurePosixPath(plan.leader.state_folder) / SPEND_FILE
     own |= {"currency": currency, "hosts": [r.model_dump() for r in rates], "ledger": str(ledger)}
-    settled = BudgetConfig.model_validate(own)
+    validated = BudgetConfig.model_validate(own)
     remarks = [
         f"host {rate.name}: {_explain_missing_rate(rate)}, so it adds nothing to the ceiling"
         for rate in rates
-        if settled.ceiling is not None and _explain_missing_rate(rate)
+        if validated.ceiling is not None and _explain_missing_rate(rate)
     ]
-    return config.model_copy(update={"budget": settled}), remarks
+    return config.model_copy(update={"budget": validated}), remarks
 
 
 def _explain_missing_rate(rate: HostRate) -> str:

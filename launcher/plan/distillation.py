@@ -44,9 +44,9 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: PlanCont
             argv=(*setting.get_trainer_command(seat.host), *build_command(seat, seats, job, where)),
             env=build_environment(seat.device.threads, may_fall_back=seat.host.auto_devices),
             folder=setting.process_folder(seat.host, seat.name),
-            beat=where.heartbeat_file(seat),
-            reads=list_read_paths(seat, job, where),
-            writes=list_written_folders(seat, where),
+            report_file=where.heartbeat_file(seat),
+            required_paths=list_read_paths(seat, job, where),
+            writable_folders=list_written_folders(seat, where),
         )
         for seat in seats
     ]

@@ -72,7 +72,7 @@ def place_run(
         ),
         env=build_environment(1),
         folder=setting.process_folder(head, COORDINATOR),
-        names=names,
+        certificate_names=names,
     )
     used = {head.name, *(seat.host.name for seat in seats)}
     return LaunchPlan(
@@ -275,7 +275,7 @@ def _plan_worker(
         ),
         env=build_environment(device.threads, may_fall_back=host.auto_devices),
         folder=setting.process_folder(host, name),
-        names=tuple(sorted(name for name in own if name)),
+        certificate_names=tuple(sorted(name for name in own if name)),
     )
 
 

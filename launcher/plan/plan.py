@@ -10,7 +10,7 @@ from typing import Literal
 
 from launcher.inventory.hosts import Host
 
-PLAN_SCHEMA = "motley.plan/1"
+PLAN_SCHEMA = "motley.plan/2"
 COORDINATOR = "coordinator"
 
 Role = Literal["coordinator", "worker", "student", "teacher", "evaluator"]
@@ -42,13 +42,15 @@ class ProcessPlan:
     env: Mapping[str, str]
     folder: str
     """On its host: spec, state, logs and certificates of this process."""
-    names: tuple[str, ...] = ()
+    certificate_names: tuple[str, ...] = ()
     """IP addresses and host names its certificate is good for; without them it gets none."""
-    beat: str = ""
+    report_file: str = ""
     """A JSON file on its host, which may be a share, with a process's own report: a teacher's."""
-    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    required_paths: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
     """Paths that must exist before a distillation starts, by the check for them."""
-    writes: Mapping[str, str] = field(default_factory=dict[str, str])
+    writable_folders: Mapping[str, str] = field(default_factory=dict[str, str])
     """Folders that it must be able to write to, likewise."""
 
     @property

@@ -21,7 +21,7 @@ from launcher.runs.records.run import Run
 from launcher.session.processes import ProcessIdentity
 from launcher.session.spec import LONGEST_SAVE, SessionSpec
 
-GRACE = SessionSpec.grace + 5.0
+GRACE = SessionSpec.grace_seconds + 5.0
 """Seconds for a process to end by itself: its supervisor's grace and more. Saves come on top."""
 _SETTLE = 1.0
 """Seconds for a process that is already ending, such as a supervisor that wrote its last state."""

@@ -172,7 +172,7 @@ def _corpus_description(job: DistillJob, teacher: ProcessPlan) -> dict[str, Any]
         "model": _host_path(teacher, job.teacher.model),
         "data": [_host_path(teacher, path) for path in job.teacher.data],
         "tokenizer": _host_path(teacher, job.teacher.tokenizer),
-        "logits": teacher.writes["logits"],
+        "logits": teacher.writable_folders["logits"],
         "max_seq_len": job.teacher.max_seq_len,
         "shard_bytes": job.teacher.shard_bytes,
         "columns": job.teacher.columns,

@@ -92,8 +92,8 @@ def enqueue_job(cluster: Cluster, order: JobRequest, timeout: float | None) -> s
         folder=str(anchored.folder),
         start=cluster.start.without_secrets,
         timeout=timeout,
-        who=operator_name(),
-        added=queue.read_clock(),
+        added_by=operator_name(),
+        added_at=queue.read_clock(),
     )
     data = json.dumps(asdict(job), indent=1).encode()
     if not registry.is_here:
@@ -224,7 +224,8 @@ class QueueRunner:
         if registry.is_here or is_own_entry(entry.id, entry.data):
             return True
         self._report_once(
-            f"{entry.id} skipped: it was queued on {entry.job.who}; launch queue run there runs it"
+            f"{entry.id} skipped: it was queued on {entry.job.added_by};"
+            " launch queue run there runs it"
         )
         return False
 

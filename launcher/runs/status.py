@@ -50,7 +50,7 @@ class RunView:
     processes: Mapping[str, ProcessState]
     training: Mapping[str, Any] | None
     """The leader's `status.json`; None until it has written one."""
-    beats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """What others say of themselves, by name: those that have a file for it."""
     unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
     """Hosts that did not answer, with the reason."""
@@ -99,12 +99,12 @@ class RunView:
             case "student":
                 return self.training or {}
             case _:
-                return self.beats.get(process.name, {})
+                return self.reports.get(process.name, {})
 
     @property
     def result_lines(self) -> list[str]:
         """The result of an ended run and the next steps, as the leader reports them."""
-        return list((self.training or {}).get("card") or ()) if self.state in OVER else []
+        return list((self.training or {}).get("summary") or ()) if self.state in OVER else []
 
     @property
     def remarks(self) -> list[str]:
@@ -134,8 +134,8 @@ class RunView:
         """Return whether a process has joined the run."""
         if process.role == "worker":
             return self.find_report(process).get("state") in JOINED
-        if process.beat:
-            return process.name in self.beats
+        if process.report_file:
+            return process.name in self.reports
         return self.processes[process.name].state in ("running", "exited")
 
     @property
@@ -272,7 +272,7 @@ class RunMonitor:
                 partial(self._read_words, process, states[process.name]),
             )
             for process in plan.processes
-            if (process is plan.leader or process.beat)
+            if (process is plan.leader or process.report_file)
             and states[process.name].state != "unreachable"
             and now >= self._hanging_until.get(process.name, 0.0)
         }
@@ -294,7 +294,7 @@ class RunMonitor:
         self._plans[host.name] = plan
         if process is self.run.plan.leader:
             return read_training(connection, plan, state.started)
-        words = read_report(connection, here.beat)
+        words = read_report(connection, here.report_file)
         pid = state.child.pid if state.child is not None else None
         fresh = state.is_over or (words is not None and words.get("pid") == pid)
         return words if fresh and state.state != "absent" else None

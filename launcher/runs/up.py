@@ -234,7 +234,7 @@ def deliver_run(run: Run, record: bytes, config: bytes, script: Script | None = 
         PreflightError: a host does not take a file; nothing was started.
         UnreachableError: a host does not answer any more.
     """
-    named = [process for process in run.plan.processes if process.names]
+    named = [process for process in run.plan.processes if process.certificate_names]
     leafs = _issue_certificates(run.run_id, named)
 
     def write_records(host: Host, connection: Connection) -> None:
@@ -243,7 +243,7 @@ def deliver_run(run: Run, record: bytes, config: bytes, script: Script | None = 
             run.stop_mark(host, connection)
         )  # of an earlier life of a resumed run
         if host.name == run.leader_host.name:
-            for place in run.plan.leader.writes.values():
+            for place in run.plan.leader.writable_folders.values():
                 _clear_earlier_end(connection, f"{place}/status.json")
         connection.write(f"{folder}/run.yaml", config)
         if script:
@@ -271,7 +271,9 @@ def _issue_certificates(run_id: str, processes: Sequence[ProcessPlan]) -> dict[s
     from launcher.runs.certificates.authority import Authority, identity_of  # with cryptography
 
     authority = Authority.open(authority_folder())
-    return {p.name: authority.issue(identity_of(run_id, p.rank), p.names) for p in processes}
+    return {
+        p.name: authority.issue(identity_of(run_id, p.rank), p.certificate_names) for p in processes
+    }
 
 
 def _start_supervisors(run: Run, join_deadline: float, notify: Sequence[str]) -> None:

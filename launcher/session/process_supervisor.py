@@ -49,7 +49,7 @@ from trainer.system.process.notification import COMMAND_VARIABLE, run_notify_com
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import write_atomically
 
-STATE_SCHEMA = "motley.process/1"
+STATE_SCHEMA = "motley.process/2"
 
 _INSTANCE = r"[a-z0-9][a-z0-9._-]*:((worker|teacher|evaluator)-[0-9]+|coordinator|student)"
 _LEADER_POLL = GRANULARITY  # how often it wakes without a signal
@@ -128,7 +128,7 @@ class ProcessSupervisor:
                 return self._record_end("exited", "the budget guard stopped it")
             if not self._spec.restart.is_restarted(returncode):
                 return self._record_end("failed", "this exit code is not retried")
-            if self._failures >= self._spec.restart.most_failures:
+            if self._failures >= self._spec.restart.max_failures:
                 return self._give_up(returncode)
             if not self._wait_to_restart(self._spec.restart.draw_delay(self._failures)):
                 return None if _is_wanted() else self._record_end("stopped", None)
@@ -201,12 +201,14 @@ class ProcessSupervisor:
             caught = signal.sigtimedwait(_HANDLED, timeout)
             if caught is None and kill_at is None and self._leader_is_over():
                 over_since = over_since or now
-            abandoned = over_since is not None and time.monotonic() - over_since > self._spec.grace
+            abandoned = (
+                over_since is not None and time.monotonic() - over_since > self._spec.grace_seconds
+            )
             now = time.monotonic()
             saves = kill_at is not None and now >= kill_at and self._saving.exists()
             if kill_at is not None and kill_at <= now < wait_until and (saves or saved):
                 # What has just ended its save has the grace once more, to end itself.
-                kill_at, saved = min(now + self._spec.grace, wait_until), saves
+                kill_at, saved = min(now + self._spec.grace_seconds, wait_until), saves
             elif kill_at is not None and now >= kill_at:
                 signal_group(pid, signal.SIGKILL)
             elif (_asks_to_stop(caught) or abandoned) and not self._stopping:
@@ -216,10 +218,10 @@ class ProcessSupervisor:
                 self._write_state()
                 # A coordinator that is asked to stop ends its workers; one that dies with its
                 # host is waited for.
-                kill_at = time.monotonic() + (0.0 if self._leaving else self._spec.grace)
+                kill_at = time.monotonic() + (0.0 if self._leaving else self._spec.grace_seconds)
                 if self._leaving:
                     continue
-                wait_until = kill_at + self._spec.longest_save
+                wait_until = kill_at + self._spec.max_save_seconds
                 signal_group(pid, signal.SIGTERM)
                 signal_group(pid, signal.SIGCONT)  # a stopped group must hear it too
 
@@ -239,14 +241,14 @@ class ProcessSupervisor:
 
     def _is_taken_down(self) -> bool:
         """Whether the run was asked to stop."""
-        return self._spec.ended is not None and Path(self._spec.ended).exists()
+        return self._spec.stop_file is not None and Path(self._spec.stop_file).exists()
 
     def _leader_is_over(self) -> bool:
         """Whether the process that this one serves has ended for good.
 
         A worker that comes back after the last step would wait for its coordinator in vain.
         """
-        return self._spec.leader is not None and is_final(Path(self._spec.leader))
+        return self._spec.leader_state is not None and is_final(Path(self._spec.leader_state))
 
     def _record_end(self, phase: Phase, message: str | None) -> None:
         self._children.end()
@@ -312,7 +314,7 @@ class ProcessSupervisor:
             "progress": self._progress,
             "notify_failure": self._notify_failure,
             "program": self._program,
-            "keeper": _as_dict(identify_process(os.getpid())),
+            "supervisor": _as_dict(identify_process(os.getpid())),
             "child": _as_dict(self._child),
             "attempt": self._attempt,
             "failures": self._failures,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trainer.system.errors import RESTARTED
 
-SPEC_SCHEMA = "motley.session/1"
+SPEC_SCHEMA = "motley.session/2"
 SAVING = "saving"
 """The file in a process's folder that is there while the process saves what it must not lose."""
 PROGRESS = "progress"
@@ -29,24 +29,24 @@ FINAL_PHASES: frozenset[str] = frozenset({"exited", "failed", "stopped"})
 class RestartPolicy:
     """When a child is started again, after which codes or any signal; durations in seconds."""
 
-    codes: tuple[int, ...] = RESTARTED
+    exit_codes: tuple[int, ...] = RESTARTED
     first_delay: float = 0.5
-    longest_delay: float = 30.0
+    max_delay: float = 30.0
     healthy_after: float = 60.0
     """A child that lived this long makes the next delay the first one again."""
-    most_failures: int = 20
+    max_failures: int = 20
     """Failures in a row after which the supervisor gives up."""
 
     def is_restarted(self, returncode: int) -> bool:
         """Whether a child that ended so (negative: by that signal) is started again."""
-        return returncode < 0 or returncode in self.codes
+        return returncode < 0 or returncode in self.exit_codes
 
     def draw_delay(self, failures: int, draw: Callable[[], float] = random.random) -> float:
         """Return the pause before the next start: exponential, with up to half taken off.
 
         The jitter keeps workers that lost the same coordinator from reconnecting all at once.
         """
-        longest = min(self.longest_delay, self.first_delay * 2.0 ** min(failures - 1, 30))
+        longest = min(self.max_delay, self.first_delay * 2.0 ** min(failures - 1, 30))
         return longest * (1.0 - 0.5 * draw())
 
 
@@ -60,13 +60,13 @@ class SessionSpec:
     env: dict[str, str]
     folder: str
     """Where state and logs lie; also the child's working directory."""
-    grace: float = 20.0
+    grace_seconds: float = 20.0
     """Seconds between SIGTERM, or the end of the last save after it, and SIGKILL."""
-    longest_save: float = LONGEST_SAVE
+    max_save_seconds: float = LONGEST_SAVE
     """Seconds that saves may put SIGKILL off."""
-    leader: str | None = None
+    leader_state: str | None = None
     """The state.json of a process on this host whose end is the end of this one too."""
-    ended: str | None = None
+    stop_file: str | None = None
     """A file that exists once the run is to end: nothing is started from then on."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     notify: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class SessionSpec:
         if tree.pop("schema") != SPEC_SCHEMA:
             raise ValueError(f"not a {SPEC_SCHEMA} file")
         restart: dict[str, Any] = tree.pop("restart")
-        restart["codes"] = tuple(restart["codes"])
+        restart["exit_codes"] = tuple(restart["exit_codes"])
         tree["argv"], tree["notify"] = tuple(tree["argv"]), tuple(tree.get("notify", ()))
         return cls(restart=RestartPolicy(**restart), **tree)
 

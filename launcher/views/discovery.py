@@ -74,14 +74,17 @@ def _machine_row(one: FoundMachine) -> list[str]:
 def _link_row(link: MeasuredLink) -> list[str]:
     if link.problem:
         return [
-            link.one,
-            link.other,
+            link.source,
+            link.target,
             f"{'unknown' if link.unknown else 'none'}: {link.problem}",
             "",
             "",
         ]
-    rates = [format_speed(rate) if rate is not None else "?" for rate in (link.forth, link.back)]
-    return [link.one, link.other, *rates, f"{1e3 * (link.round_trip or 0):.1f} ms"]
+    rates = [
+        format_speed(rate) if rate is not None else "?"
+        for rate in (link.forward_rate, link.reverse_rate)
+    ]
+    return [link.source, link.target, *rates, f"{1e3 * (link.round_trip or 0):.1f} ms"]
 
 
 def _survey_lines(found: Discovery) -> list[str]:
@@ -107,10 +110,10 @@ def _survey_lines(found: Discovery) -> list[str]:
 
 
 def discovery_tree(found: Discovery) -> dict[str, Any]:
-    """Return what was discovered as JSON (`motley.discovery/1`)."""
+    """Return what was discovered as JSON (`motley.discovery/2`)."""
     written = found.written
     return {
-        "schema": "motley.discovery/1",
+        "schema": "motley.discovery/2",
         "hosts": [_host_tree(one) for one in found.found],
         "refused": [
             {
@@ -125,7 +128,7 @@ def discovery_tree(found: Discovery) -> dict[str, Any]:
         "links": [asdict(link) for link in found.links],
         "proposal": None if found.proposal is None else asdict(found.proposal),
         "inventory": None if written is None else str(written.path),
-        "difference": [] if written is None else written.difference,
+        "diff": [] if written is None else written.difference,
     }
 
 
@@ -144,6 +147,6 @@ def _host_tree(one: FoundMachine) -> dict[str, Any]:
         "cores": one.machine.cores,
         "memory": one.machine.memory,
         "free_disk": one.disk,
-        "motley": one.machine.version or None,
-        "missing": one.missing or None,
+        "motley_version": one.machine.version or None,
+        "missing_reason": one.missing or None,
     }

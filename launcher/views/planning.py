@@ -219,20 +219,20 @@ def explain_option(option: StrategyOption) -> list[str]:
 
 
 def plan_tree(request: Request, options: Sequence[StrategyOption], pick: Pick) -> dict[str, Any]:
-    """Return a plan as JSON (`motley.strategies/1`)."""
+    """Return a plan as JSON (`motley.strategies/2`)."""
     return {
-        "schema": "motley.strategies/1",
+        "schema": "motley.strategies/2",
         "model": {
             "name": request.shape.name,
             "parameters": request.shape.parameters,
             "active_parameters": request.shape.active_parameters,
-            "remark": request.shape.remark,
+            "note": request.shape.remark,
         },
         "cluster": request.cluster.text,
         "method": request.method,
         "precision": request.precision,
         "options": [_option_tree(option) for option in options],
-        "pick": pick.option.key if pick.option is not None else None,
+        "recommended": pick.option.key if pick.option is not None else None,
         "reasons": pick.lines,
     }
 
@@ -242,9 +242,9 @@ def _option_tree(option: StrategyOption) -> dict[str, Any]:
     return {
         "strategy": option.key,
         "fits": option.fits,
-        "room": option.room,
-        "total": option.memory.total,
-        "bytes": option.memory.bytes_by_part(),
+        "available_bytes": option.room,
+        "total_bytes": option.memory.total,
+        "bytes_by_part": option.memory.bytes_by_part(),
         "rows": option.training.rows,
         "microbatches": option.strategy.microbatches,
         "recompute": option.training.recompute,
@@ -269,9 +269,9 @@ def _worker_tree(worker: WorkerPlan) -> dict[str, Any]:
         "count": worker.pool.count,
         "layers": worker.layers,
         "resident": worker.layers if worker.training.resident is None else worker.training.resident,
-        "total": worker.memory.total,
-        "room": worker.room,
-        "refused": worker.refused or None,
+        "total_bytes": worker.memory.total,
+        "available_bytes": worker.room,
+        "refusal": worker.refused or None,
         "tokens_per_second": worker.rate,
         "reading": None
         if reading is None
@@ -289,10 +289,10 @@ def _worker_tree(worker: WorkerPlan) -> dict[str, Any]:
 def _choice_tree(choice: ChosenExchange) -> dict[str, Any]:
     return {
         "codec": choice.codec,
-        "every": choice.every,
-        "within": choice.within,
+        "interval": choice.every,
+        "within_limit": choice.within,
         "candidates": [
-            {"codec": one.codec, "every": one.every, "exposed_ms": one.exposed_ms}
+            {"codec": one.codec, "interval": one.every, "exposed_ms": one.exposed_ms}
             for one in choice.candidates
         ],
     }

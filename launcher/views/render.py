@@ -200,8 +200,12 @@ def spend_table(totals: Sequence[SpendTotal], by: str, width: int | None) -> Tab
 
 def _spending_row(name: str, totals: Sequence[SpendTotal]) -> tuple[str, ...]:
     seconds = sum(total.seconds for total in totals)
-    share = sum(total.measured * total.seconds for total in totals) / seconds if seconds else 0.0
-    kwh, money = sum(total.kwh for total in totals), sum(total.money for total in totals)
+    share = (
+        sum(total.measured_fraction * total.seconds for total in totals) / seconds
+        if seconds
+        else 0.0
+    )
+    kwh, money = sum(total.kwh for total in totals), sum(total.cost for total in totals)
     power = "planned" if not share else "measured" if share > 0.999 else f"{share:.0%} measured"
     power = power if kwh else "unknown"
     unit = totals[0].currency or ""
@@ -213,10 +217,10 @@ def idle_lines(hosts: Sequence[IdleHost]) -> list[str]:
     lines: list[str] = []
     for unit in dict.fromkeys(host.currency for host in hosts):
         own = [host for host in hosts if host.currency == unit]
-        names, an_hour = ", ".join(host.name for host in own), sum(host.an_hour for host in own)
+        names, an_hour = ", ".join(host.name for host in own), sum(host.hourly_cost for host in own)
         line = f"idle: {names} cost{'s' if len(own) == 1 else ''} {an_hour:.2f} {unit} an hour"
-        if all(host.since is not None for host in own):
-            since = sum(host.since or 0.0 for host in own)
+        if all(host.idle_cost is not None for host in own):
+            since = sum(host.idle_cost or 0.0 for host in own)
             line += f", {since:.2f} {unit} since the run ended"
         lines.append(line)
     return lines
@@ -237,7 +241,7 @@ def command_lines(plan: LaunchPlan) -> list[str]:
 
 
 def status_tree(view: RunView) -> dict[str, Any]:
-    """Return a run's status for programs, as `motley.cluster.status/1`."""
+    """Return a run's status for programs, as `motley.cluster.status/2`."""
     plan: LaunchPlan = view.run.plan
     processes: list[dict[str, Any]] = []
     for process in plan.processes:
@@ -256,17 +260,21 @@ def status_tree(view: RunView) -> dict[str, Any]:
                 "address": process.address,
                 "state": state.state,
                 "joined": view.takes_part(process) if process.role not in _LEADS else None,
-                "says": dict(view.beats[process.name]) if process.name in view.beats else None,
+                "report": dict(view.reports[process.name])
+                if process.name in view.reports
+                else None,
                 "attempt": state.attempt,
                 "pid": state.child.pid if state.child and not state.is_over else None,
-                "keeper_pid": state.keeper.pid if state.keeper and not state.is_over else None,
+                "supervisor_pid": state.supervisor.pid
+                if state.supervisor and not state.is_over
+                else None,
                 "exit_code": state.exit_code,
                 "signal": state.signal,
                 "folder": view.folders.get(process.name),
             }
         )
     return {
-        "schema": "motley.cluster.status/1",
+        "schema": "motley.cluster.status/2",
         "run_id": plan.run_id,
         "state": view.state,
         "reason": view.reason,

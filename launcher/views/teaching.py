@@ -189,22 +189,22 @@ def _format_hours(seconds: float) -> str:
 
 
 def teaching_tree(request: DistillationRequest, plan: DistillationPlan) -> dict[str, Any]:
-    """Return a plan as JSON (`motley.teaching/1`)."""
+    """Return a plan as JSON (`motley.distillation/1`)."""
     shape, student, learning = request.shape, request.student, plan.learning
     cost = plan.learning_cost
     return {
-        "schema": "motley.teaching/1",
+        "schema": "motley.distillation/1",
         "model": {
             "name": shape.name,
             "parameters": shape.parameters,
             "active_parameters": shape.active_parameters,
-            "remark": shape.remark,
+            "note": shape.remark,
         },
         "tokens": request.tokens,
-        "length": request.length,
+        "sequence_length": request.length,
         "options": [_option_tree(one, request.tokens) for one in plan.options],
-        "pick": None if plan.pick is None else plan.options.index(plan.pick),
-        "share": {
+        "recommended": None if plan.pick is None else plan.options.index(plan.pick),
+        "logits": {
             "scheme": request.kept.scheme,
             "bytes_per_token": plan.bytes_per_token,
             "bytes": plan.bytes_per_token * request.tokens,
@@ -230,12 +230,12 @@ def _option_tree(option: TeacherOption, tokens: float) -> dict[str, Any]:
         "bits": kind["bits"],
         "backend": tree["place"],
         "device": tree["device"],
-        "bytes": {"weights": tree["weights"], "working": tree["working"], "least": tree["least"]},
-        "room": tree["room"],
+        "bytes": {"weights": tree["weights"], "working": tree["working"], "minimum": tree["least"]},
+        "available_bytes": tree["room"],
         "fits": tree["fits"],
-        "refused": tree["refused"],
+        "refusal": tree["refused"],
         "teachers": tree["teachers"],
         "tokens_per_second": tree["rate"],
-        "source": tree["source"],
+        "rate_source": tree["source"],
         "seconds": option.scoring_seconds(tokens),
     }

@@ -327,12 +327,12 @@ class Cluster:
             expected = range(first, min(first + BATCH, SAMPLES))
             assert _taken(step) == list(expected), f"step {step['step']}: {step['samples']}"
         proof = self.events("verified")[-1]
-        assert proof["at"] == total
+        assert proof["at_step"] == total
         if ranks is not None:
             assert proof["ranks"] == ranks
-        assert proof["digest"] == read_run(self.checkpoint)["weights"]
+        assert proof["digest"] == read_run(self.checkpoint)["weights_digest"]
         assert not self.events("diverged")
 
 
 def _taken(step: dict[str, Any]) -> list[int]:
-    return [position for _, start, stop in step["samples"] for position in range(start, stop)]
+    return [position for _, start, stop in step["sample_ranges"] for position in range(start, stop)]

@@ -26,7 +26,7 @@ def test_a_worker_that_was_killed_and_came_back_is_on_the_card(cluster: Cluster)
     cluster.wait_event("rejoined", rank=1)
     coordinator.signal(signal.SIGTERM)
     assert coordinator.wait() == 0
-    card = read_status(cluster.output / "status.json")["card"]
+    card = read_status(cluster.output / "status.json")["summary"]
     (line,) = [line for line in card if line.startswith("lost and recovered: ")]
     assert "worker 1 lost once, back once" in line
     assert "worker 0" not in line
@@ -46,7 +46,7 @@ def test_steps_that_a_killed_coordinator_had_not_saved_are_repeated(cluster: Clu
     cluster.wait_step(5)
     again.signal(signal.SIGTERM)
     assert again.wait() == 0
-    card = "\n".join(read_status(cluster.output / "status.json")["card"])
+    card = "\n".join(read_status(cluster.output / "status.json")["summary"])
     found = re.search(r"^lost and recovered: resumed once, (\d+) steps repeated$", card, re.M)
     assert found, card
     assert int(found[1]) >= 5

@@ -100,11 +100,12 @@ def test_all_hold_the_same_weights_and_every_window_counts_once(lesson: Lesson) 
     assert len(lesson.logits.description.shards) > 4  # more than a worker holds at once
     steps = lesson.two.records("step")
     taken = [
-        [at for _, start, stop in step["samples"] for at in range(start, stop)] for step in steps
+        [at for _, start, stop in step["sample_ranges"] for at in range(start, stop)]
+        for step in steps
     ]
     epoch = [list(range(start, min(start + BATCH, windows))) for start in range(0, windows, BATCH)]
     assert taken == epoch * EPOCHS
     proof = lesson.two.events("verified")[-1]
-    assert (proof["at"], proof["ranks"]) == (len(steps), [0, 1])
-    assert proof["digest"] == read_run(lesson.two.checkpoint)["weights"]
+    assert (proof["at_step"], proof["ranks"]) == (len(steps), [0, 1])
+    assert proof["digest"] == read_run(lesson.two.checkpoint)["weights_digest"]
     assert not lesson.two.events("diverged")

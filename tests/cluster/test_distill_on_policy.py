@@ -62,4 +62,4 @@ def test_both_are_killed_and_go_on_and_nothing_is_lost_or_twice(lesson: Lesson) 
     assert {verdict.state for verdict in verify_shards(same.answers)} == {"whole"}
     steps = lesson.records("step")
     assert [step["step"] for step in steps] == list(range(1, 31))
-    assert all(step["own_kl"] > -1e-6 for step in steps)
+    assert all(step["on_policy_kl"] > -1e-6 for step in steps)

@@ -70,7 +70,7 @@ class Lesson(Cluster):
         assert [step["step"] for step in steps] == list(range(1, total + 1))
         windows = self.logits.description.windows
         epochs = 1 + steps[-1]["epoch"]
-        taken = [step["samples"][0][1:] for step in steps]
+        taken = [step["sample_ranges"][0][1:] for step in steps]
         assert sum(stop - start for start, stop in taken) == epochs * windows
 
 

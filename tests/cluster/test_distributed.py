@@ -93,7 +93,7 @@ def test_the_budget_guard_ends_all_ranks_and_a_higher_ceiling_goes_on(hands: Han
     assert [process.wait() for process in again] == [0, 0], again[0].text + again[1].text
     lines = (hands.output / "spend.jsonl").read_text().splitlines()
     spent = [json.loads(line) for line in lines]
-    assert sum(line["money"] for line in spent) == pytest.approx(
+    assert sum(line["cost"] for line in spent) == pytest.approx(
         hands.status["budget"]["spent"], abs=1e-5
     )
     assert [line["step"] for line in spent if line.get("end")] == [
@@ -290,7 +290,7 @@ def test_torchrun_does_not_restart_what_its_budget_has_stopped(hands: Hands) -> 
     lines = (hands.output / "spend.jsonl").read_text().splitlines()
     spent = [json.loads(line) for line in lines]
     assert len([line for line in spent if not line["seconds"]]) == 1, "one attempt"
-    assert sum(line["money"] for line in spent) == pytest.approx(
+    assert sum(line["cost"] for line in spent) == pytest.approx(
         hands.status["budget"]["spent"], abs=1e-5
     )
 

@@ -69,7 +69,7 @@ class Trainee:
 
     def status(self, state: str) -> None:
         self.output.mkdir(exist_ok=True)
-        tree = {"schema": "motley.status/1", "state": state}
+        tree = {"schema": "motley.status/2", "state": state}
         (self.output / "status.json").write_text(json.dumps(tree))
 
     def runner(self, name: str, *flags: str, timeout: float = 60.0, **environment: str) -> Process:

@@ -44,5 +44,5 @@ def test_a_state_of_many_times_lost_after_joins_a_run_that_goes_on(cluster: Clus
         coordinator.signal(signal.SIGTERM)
         assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
     assert {event["rank"] for event in cluster.events("lost")} <= {2}
-    assert {rank for rank, *_ in cluster.records("step")[at + 1]["samples"]} == {0, 1, 2}
+    assert {rank for rank, *_ in cluster.records("step")[at + 1]["sample_ranges"]} == {0, 1, 2}
     cluster.check_contracts_so_far()

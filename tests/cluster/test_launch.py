@@ -29,7 +29,7 @@ def test_up_status_logs_down(cluster: Cluster) -> None:
     done = cluster.up("--json")
     assert done.returncode == 0, done.stderr
     tree = json.loads(done.stdout)
-    assert (tree["schema"], tree["state"]) == ("motley.cluster.status/1", "running")
+    assert (tree["schema"], tree["state"]) == ("motley.cluster.status/2", "running")
     assert tree["joined"] == [0, 1]
     assert [process["state"] for process in tree["processes"]] == ["running"] * 3
     for process in tree["processes"]:
@@ -257,7 +257,7 @@ def test_down_finds_what_no_keeper_knows_of(cluster: Cluster) -> None:
         start_new_session=True,
     )
     for process in cluster.status()["processes"]:
-        os.kill(process["keeper_pid"], signal.SIGKILL)
+        os.kill(process["supervisor_pid"], signal.SIGKILL)
     done = cluster.launch("cluster", "down")
     assert done.returncode == 0
     assert "killed a leftover process: python" in done.stdout

@@ -152,7 +152,7 @@ def test_whatever_ends_them_they_go_on_to_the_last_score(distillation: Distillat
         "evaluator-0": ("evaluator", "localhost"),
     }
     assert begun["state"] in ("waiting", "running")
-    says = distillation.process("teacher-0")["says"]
+    says = distillation.process("teacher-0")["report"]
     assert (says["name"], says["state"] in ("running", "waiting", "done")) == ("teacher-0", True)
     second = ("distill", "up", "--config", str(distillation.job), *prices)
     busy = distillation.launch(*second, check=False)
@@ -214,7 +214,7 @@ def test_whatever_ends_them_they_go_on_to_the_last_score(distillation: Distillat
     listed = json.loads(distillation.launch("spend", "--by", "run", "--json").stdout)
     (counted,) = listed["totals"]
     assert counted["name"] == run_id
-    assert counted["money"] == pytest.approx(
+    assert counted["cost"] == pytest.approx(
         distillation.status["training"]["budget"]["spent"], abs=0.01
     )
 

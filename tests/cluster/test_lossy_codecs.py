@@ -1,4 +1,4 @@
-"""Lossy codecs between real processes: a worker and the coordinator die between settled commits."""
+"""Lossy codecs between real processes: a worker and the coordinator die between flush commits."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_kill_9_between_settled_commits(cluster: Cluster, codec: str, certified:
     assert dying.wait() == -signal.SIGKILL
     lost = cluster.wait_event("residual_lost", rank=1)
     assert lost["norm"] > 0
-    assert 4 < lost["step"] < 8, "between two settled commits"
+    assert 4 < lost["step"] < 8, "between two flush commits"
     cluster.wait_event("checkpoint", step=8)
     cluster.wait_step(9)
     coordinator.kill()
     coordinator = cluster.coordinator(2)
     resumed = cluster.wait_event("resumed")
-    assert resumed["step"] == 8, "the last settled commit"
+    assert resumed["step"] == 8, "the last flush commit"
     gate.touch()
     assert [coordinator.wait(), *(worker.wait() for worker in others)] == [0, 0, 0]
     cluster.check_contracts(ranks=[0, 2])
     sizes = [step["exchange_bytes"] for step in cluster.records("step")]
     assert sizes[0] == sizes[1] == sizes[2]
-    assert sizes[3] / sizes[0] == pytest.approx(2 / BYTES[codec], rel=0.03), "settled: bf16"
+    assert sizes[3] / sizes[0] == pytest.approx(2 / BYTES[codec], rel=0.03), "flush: bf16"
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ ROUNDS = {
     "training__batch_size": BATCH // INNER,
     "training__epochs": 2,
 }
-"""A round takes as many samples as an ordinary step of the other tests; every fourth is settled."""
+"""A round takes as many samples as an ordinary step of the other tests; every fourth flushes."""
 
 
 def test_kill_9_in_the_middle_of_a_round_between_settled_commits(cluster: Cluster) -> None:
@@ -37,8 +37,10 @@ def test_kill_9_in_the_middle_of_a_round_between_settled_commits(cluster: Cluste
     gate.touch()
     assert [coordinator.wait(), *(worker.wait() for worker in (*others, again))] == [0, 0, 0, 0]
     cluster.check_contracts([0, 1, 2])
-    assert {rank for rank, *_ in cluster.records("step")[5]["samples"]} == {0, 2}
-    assert [event["at"] for event in cluster.events("verified")] == list(range(1, 2 * STEPS + 1))
+    assert {rank for rank, *_ in cluster.records("step")[5]["sample_ranges"]} == {0, 2}
+    assert [event["at_step"] for event in cluster.events("verified")] == list(
+        range(1, 2 * STEPS + 1)
+    )
 
 
 def test_a_worker_stops_and_another_is_cut_off_in_the_middle_of_a_round(cluster: Cluster) -> None:
@@ -69,9 +71,11 @@ def test_a_worker_stops_and_another_is_cut_off_in_the_middle_of_a_round(cluster:
     owed = cluster.events("residual_lost")
     assert [event["rank"] for event in owed] == [1, 2]
     assert all(event["norm"] > 0 for event in owed)
-    taken = [{rank for rank, *_ in step["samples"]} for step in cluster.records("step")]
+    taken = [{rank for rank, *_ in step["sample_ranges"]} for step in cluster.records("step")]
     assert (taken[5], taken[11]) == ({0, 2}, {0, 1})
-    assert [event["at"] for event in cluster.events("verified")] == list(range(1, 2 * STEPS + 1))
+    assert [event["at_step"] for event in cluster.events("verified")] == list(
+        range(1, 2 * STEPS + 1)
+    )
 
 
 def kill_after(cluster: Cluster, coordinator: Process, verified: int, saved: int) -> None:
@@ -87,7 +91,7 @@ def kill_after(cluster: Cluster, coordinator: Process, verified: int, saved: int
 def test_a_coordinator_that_dies_replays_from_the_last_settled_commit_bit_for_bit(
     cluster: Cluster,
 ) -> None:
-    """What the workers had kept to themselves since then did not matter to the settled state."""
+    """What the workers had kept to themselves since then did not matter to the flushed state."""
     cluster.configure(**ROUNDS)
     coordinator = cluster.coordinator(2)
     gate = cluster.folder / "gate"
@@ -119,8 +123,10 @@ def test_a_coordinator_that_dies_in_the_first_round_resumes_between_steps_and_ro
     assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
     assert [event["step"] for event in cluster.events("resumed")] == [6]
     assert cluster.step == cluster.status["total_steps"] == 6 + 11 + 12
-    assert cluster.status["round_of"] == INNER
-    sizes = [sum(stop - start for _, start, stop in s["samples"]) for s in cluster.records("step")]
+    assert cluster.status["inner_steps"] == INNER
+    sizes = [
+        sum(stop - start for _, start, stop in s["sample_ranges"]) for s in cluster.records("step")
+    ]
     batch = BATCH // INNER
     assert sizes == [batch] * 6 + [BATCH] * 10 + [2 * batch] + [BATCH] * 12
     after = proofs(cluster)
@@ -133,7 +139,7 @@ def proofs(cluster: Cluster) -> dict[int, set[str]]:
     for line in (cluster.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record.get("event") == "verified":
-            found.setdefault(record["at"], set()).add(record["digest"])
+            found.setdefault(record["at_step"], set()).add(record["digest"])
     return found
 
 

@@ -67,8 +67,8 @@ def test_workers_of_any_number_have_the_curve_of_a_plain_loop(run: Scripted, wor
     run.finish()
     expected, _ = plain_losses(run.script, run.settings)
     assert np.abs(losses(run.output) / expected - 1).max() < 1e-6
-    assert run.events("verified")[-1]["at"] == len(expected)
-    taken = [step["samples"] for step in run.records("step")]
+    assert run.events("verified")[-1]["at_step"] == len(expected)
+    taken = [step["sample_ranges"] for step in run.records("step")]
     assert {len(shares) for shares in taken} == {workers}
     assert all("absolute" in each["figures"] for each in run.records("validation"))
 
@@ -125,7 +125,7 @@ def test_a_worker_whose_script_hangs_is_lost_and_its_samples_are_redealt(run: Sc
     hung = run.torch_worker(1, *CPU, *run.named, HANGS="1")
     lost = run.wait_event("lost", rank=1)
     assert lost["reason"] == "its shard was not done within the step's deadline"
-    assert run.wait_event("redealt", rank=1)["to"] == [0]
+    assert run.wait_event("reassigned", rank=1)["ranks"] == [0]
     assert coordinator.wait(PATIENCE) == 0, coordinator.text
     assert good.wait(PATIENCE) == 0, good.text
     assert hung.running

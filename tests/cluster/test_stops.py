@@ -156,7 +156,7 @@ def test_down_loses_no_commit_when_a_step_takes_longer_than_the_grace(cluster: C
         argv=tuple(command),
         env={"HF_HUB_OFFLINE": "1", "NO_COLOR": "1"},
         folder=str(cluster.folder / "processes" / "coordinator"),
-        names=(),
+        certificate_names=(),
     )
     keeper = SessionSupervisor(LocalConnection(), cluster.run_id, grace=STOP_PATIENCE / 10)
     keeper.start_process(plan)
@@ -330,9 +330,9 @@ def test_hanging_workers_end_a_run_after_idle_stop_and_two_hosts_add_up(
     each = spent("host")
     assert list(each) == list(prices)
     for name, price in prices.items():
-        assert each[name]["money"] == pytest.approx(each[name]["seconds"] * price / 3600)
+        assert each[name]["cost"] == pytest.approx(each[name]["seconds"] * price / 3600)
         assert each[name]["seconds"] == pytest.approx(whole["seconds"] / 2)
         assert each[name]["seconds"] >= IDLE
     assert whole["name"] == "run"
     for parts in (each, spent("day")):
-        assert sum(part["money"] for part in parts.values()) == pytest.approx(whole["money"])
+        assert sum(part["cost"] for part in parts.values()) == pytest.approx(whole["cost"])

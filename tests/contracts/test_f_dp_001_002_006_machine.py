@@ -32,7 +32,7 @@ BYTES = st.one_of(st.none(), st.integers(0, 400))
 
 @cache
 def problem(codec: str, shares: str, schedule: str) -> ExactProblem:
-    """Return a run of six steps, or of five rounds of two inner steps, two of them settled.
+    """Return a run of six steps, or of five rounds of two inner steps, two of them flushes.
 
     Or of three steps and four rounds.
     """

@@ -64,8 +64,8 @@ def test_both_hold_the_same_weights_after_every_step(runs: tuple[Cluster, Cluste
     steps = len(mixed.records("step"))
     assert len(mixed.events("verified")) >= steps > 2  # hash_every is 1
     proof = mixed.events("verified")[-1]
-    assert (proof["at"], proof["ranks"]) == (steps, [0, 1])
-    assert proof["digest"] == read_run(mixed.checkpoint)["weights"]
+    assert (proof["at_step"], proof["ranks"]) == (steps, [0, 1])
+    assert proof["digest"] == read_run(mixed.checkpoint)["weights_digest"]
     assert not mixed.events("diverged")
 
 

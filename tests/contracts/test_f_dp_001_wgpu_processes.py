@@ -127,7 +127,7 @@ def kill_the_last_and_start_it_again(cluster: Cluster, *flags: str, **environmen
     whole = wait_for(
         lambda: [s for s in cluster.records("step") if s["step"] > back["step"] + 2], "steps"
     )[0]
-    assert len(whole["shares"]) == last + 1
+    assert len(whole["worker_samples"]) == last + 1
     cluster.processes[0].signal(signal.SIGTERM)
     assert cluster.processes[0].wait() == 0
     proof = cluster.events("verified")[-1]

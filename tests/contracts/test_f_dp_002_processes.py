@@ -75,8 +75,8 @@ def test_kill_9_in_the_middle_of_a_step(cluster: Cluster, point: str) -> None:
     cluster.wait_event("rejoined", rank=1)
     assert [coordinator.wait(), *(worker.wait() for worker in others)] == [0, 0, 0]
     assert_every_sample_once(cluster)
-    takers = {rank for rank, _, _ in cluster.records("step")[3]["samples"]}
-    redealt = cluster.events("redealt")
+    takers = {rank for rank, _, _ in cluster.records("step")[3]["sample_ranges"]}
+    redealt = cluster.events("reassigned")
     if point == "block":
         assert lost["step"] == 3
         assert redealt[0]["rank"] == 1
@@ -85,7 +85,7 @@ def test_kill_9_in_the_middle_of_a_step(cluster: Cluster, point: str) -> None:
         # On a busy machine the next step may be dealt before the end is seen.
         assert not [event for event in redealt if event["step"] == 3]
         assert takers == {0, 1, 2}
-    assert cluster.records("step")[-1]["shares"].keys() == {"0", "1", "2"}
+    assert cluster.records("step")[-1]["worker_samples"].keys() == {"0", "1", "2"}
 
 
 def test_sigstop_past_the_deadline_then_sigcont(cluster: Cluster) -> None:
@@ -132,7 +132,7 @@ def test_a_late_joiner_takes_its_share(cluster: Cluster) -> None:
     assert_every_sample_once(cluster)
     after = [step for step in cluster.records("step") if step["step"] > joined["step"] + 2]
     assert after
-    assert all(step["shares"] == {"0": 16, "2": 16} for step in after)
+    assert all(step["worker_samples"] == {"0": 16, "2": 16} for step in after)
     # Worker 0 is the slowest: it sleeps before each of its blocks, and all but one hide something.
     blocks = len(read_inputs(run.load_config(cluster.run_file), "any").layout.blocks)
     for step in after:
@@ -235,7 +235,7 @@ def test_a_worker_fails_in_the_middle_of_a_block(cluster: Cluster, fault: str) -
         held.workers[1].signal(signal.SIGCONT)
     held.check({1})
     assert {event["rank"] for event in cluster.events("lost")} == {1}
-    assert {rank for rank, *_ in cluster.records("step")[5]["samples"]} == {0, 2}
+    assert {rank for rank, *_ in cluster.records("step")[5]["sample_ranges"]} == {0, 2}
 
 
 @pytest.mark.parametrize(

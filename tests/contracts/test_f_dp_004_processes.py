@@ -60,7 +60,7 @@ def test_a_lost_gpu_in_a_run(cluster: Cluster, tmp_path: Path, driver: str) -> N
     back = wait_for(lambda: cluster.events("rejoined", rank=0), "it is back", cluster, 250)[0]
     assert back["step"] > meanwhile  # F-DP-006: nobody waited for it
     cluster.wait_step(back["step"] + 5)
-    assert cluster.records("step")[-1]["shares"].keys() == {"0", "1"}
+    assert cluster.records("step")[-1]["worker_samples"].keys() == {"0", "1"}
 
     assert any(
         f"worker 0 ended with {code}, starting it again" in coordinator.text

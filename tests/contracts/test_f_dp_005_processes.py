@@ -101,7 +101,7 @@ def test_unequal_shares_give_the_gradient_of_one_worker(runs: Runs) -> None:
 def test_all_hold_the_same_weights_and_every_sample_counts_once(runs: Runs) -> None:
     runs.two.check_contracts([0, 1])
     runs.three.check_contracts([0, 1, 2])
-    assert {tuple(s["shares"].values()) for s in runs.three.records("step")} == {(20, 8, 4)}
+    assert {tuple(s["worker_samples"].values()) for s in runs.three.records("step")} == {(20, 8, 4)}
 
 
 @pytest.mark.parametrize(("rank", "asked"), [(0, "cuda"), (1, "wgpu")])

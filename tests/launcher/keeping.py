@@ -27,7 +27,7 @@ def python_process(folder: Path, code: str, name: str = "worker-0") -> ProcessPl
         argv=(sys.executable, "-c", code),
         env={"PYTHONUNBUFFERED": "1"},
         folder=str(folder / name),
-        names=(),
+        certificate_names=(),
     )
 
 

@@ -25,7 +25,7 @@ def write_status(
         if (output / f"joined-{arguments.run_id}-{rank}").exists()
     ]
     status = {
-        "schema": "motley.status/1",
+        "schema": "motley.status/2",
         "run_id": arguments.run_id,
         "state": state,
         "reason": None,

@@ -233,7 +233,7 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing(
     assert not (tmp_path / "state").exists()
     assert run([*arguments, "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    assert tree["schema"] == "motley.plan/1"
+    assert tree["schema"] == "motley.plan/2"
     assert len(tree["processes"]) == 3
 
 

@@ -93,7 +93,7 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
     sources += [ROOT / "trainer" / f"{name}.py" for name in names]
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     schemas = set(re.findall(r'"(motley\.[a-z.]+/\d+)"', text))
-    assert "motley.status/1" in schemas
+    assert "motley.status/2" in schemas
     words = [*visit(cli, "launch"), *visit(trainer, "trainer"), *schemas, *VARIABLES]
     missing = [word for word in words if not re.search(rf"`{re.escape(word)}\b", page)]
     assert not missing

@@ -97,7 +97,7 @@ def test_a_teachers_answers_are_those_of_transformers(
     assert done.returncode == 0, done.stderr
     folder = AnswersFolder(output)
     answers = [each for plan in folder.plans for each in folder.read_shard(plan.number)]
-    assert [(each.tokens[: each.asked].tolist(), each.text) for each in answers] == greedy
+    assert [(each.tokens[: each.prompt_length].tolist(), each.text) for each in answers] == greedy
 
 
 def test_a_teachers_scores_are_those_of_transformers(

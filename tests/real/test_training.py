@@ -181,7 +181,7 @@ def test_a_worker_that_is_killed_comes_back(started: Callable[..., Cluster]) -> 
     coordinator.signal(signal.SIGTERM)
     assert coordinator.wait(120) == 0, run.logs()
     for step in run.records("step"):
-        taken = [at for _, start, stop in step["samples"] for at in range(start, stop)]
+        taken = [at for _, start, stop in step["sample_ranges"] for at in range(start, stop)]
         assert sorted(taken) == list(range(ROWS)), step
     assert run.events("verified")[-1]["ranks"] == [0, 1]
     assert not run.events("diverged")

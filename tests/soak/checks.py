@@ -48,7 +48,7 @@ def ledger(steps: Sequence[Mapping[str, Any]], samples: int, batch: int) -> Chec
         return Check("ledger", False, f"step {gap} is missing or comes twice, of {len(numbers)}")
     for step in steps:
         first = (step["step"] - 1) * batch % samples
-        taken = [at for _, start, stop in step["samples"] for at in range(start, stop)]
+        taken = [at for _, start, stop in step["sample_ranges"] for at in range(start, stop)]
         if sorted(taken) != list(range(first, min(first + batch, samples))):
             return Check("ledger", False, f"step {step['step']}: samples {step['samples']}")
     epochs = len(steps) * batch / samples
@@ -64,8 +64,8 @@ def proofs(events: Sequence[Mapping[str, Any]], last_step: int, saved_weights: s
     if not proven:
         return Check("proofs", False, "not one proof")
     last = proven[-1]
-    if last["at"] != last_step or last["digest"] != saved_weights:
-        what = f"the last proof is of step {last['at']}, the last state of step {last_step}"
+    if last["at_step"] != last_step or last["digest"] != saved_weights:
+        what = f"the last proof is of step {last['at_step']}, the last state of step {last_step}"
         return Check(
             "proofs", False, f"{what}; weights {last['digest'][:12]}, {saved_weights[:12]}"
         )

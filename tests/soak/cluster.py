@@ -209,7 +209,7 @@ class SoakCluster:
         """Start a supervisor whose spec lies ready, as systemd does with the recipe's units."""
         folder = self.process_folder(name)
         self._keepers = [keeper for keeper in self._keepers if keeper.poll() is None]
-        with (folder / "keeper.log").open("ab") as log:
+        with (folder / "supervisor.log").open("ab") as log:
             keeper = subprocess.Popen(
                 [sys.executable, "-P", "-m", "launcher.session", str(folder / "spec.json")],
                 env=self.environment | {RUN_VARIABLE: self.run_id},

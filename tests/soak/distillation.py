@@ -162,7 +162,7 @@ class Distillation:
     def _checks(self, left: list[str]) -> list[Check]:
         logits, saves = LogitsFolder(self._logits), self._output / CHECKPOINTS
         last = read_run(complete_checkpoints(saves)[0])
-        rounds = RoundsFolder(self._logits / ON_POLICY / last["stream"]["rounds"])
+        rounds = RoundsFolder(self._logits / ON_POLICY / last["logits_position"]["iterations"])
         records = read_metrics(self._output / "metrics.jsonl")
         steps = [record for record in records if record["kind"] == "step"]
         states = [each for part in (logits, rounds, rounds.answers) for each in verify_shards(part)]

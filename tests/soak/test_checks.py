@@ -20,7 +20,7 @@ def step(number: int, *samples: list[int]) -> dict[str, Any]:
     middle = first + 1
     return {
         "step": number,
-        "samples": list(samples) or [[0, first, middle], [2, middle, first + BATCH]],
+        "sample_ranges": list(samples) or [[0, first, middle], [2, middle, first + BATCH]],
     }
 
 
@@ -55,7 +55,7 @@ def test_a_sample_or_step_that_is_lost_or_doubled(steps: list[dict[str, Any]], w
 
 
 def verified(at: int, digest: str) -> dict[str, Any]:
-    return {"event": "verified", "at": at, "digest": digest, "ranks": [0, 1, 2]}
+    return {"event": "verified", "at_step": at, "digest": digest, "ranks": [0, 1, 2]}
 
 
 def test_proofs_up_to_the_last_state() -> None:

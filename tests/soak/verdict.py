@@ -41,7 +41,7 @@ def judge(cluster: SoakCluster, outcome: Outcome, drawn: int) -> list[Check]:
     steps = [record for record in records if record["kind"] == "step"]
     events = [record for record in records if record["kind"] == "event"]
     complete = complete_checkpoints(cluster.checkpoints)
-    last = read_run(complete[0]) if complete else {"step": 0, "weights": ""}
+    last = read_run(complete[0]) if complete else {"step": 0, "weights_digest": ""}
     return [
         checks.injected(outcome.injections, drawn),
         checks.links({name: proxy.connections for name, proxy in cluster.proxies.items()}),
@@ -49,7 +49,7 @@ def judge(cluster: SoakCluster, outcome: Outcome, drawn: int) -> list[Check]:
         checks.kept_running(outcome.given_up),
         checks.saved(len(steps), last["step"], outcome.down.returncode, outcome.down.stderr),
         checks.ledger(steps, SAMPLES, cluster.samples),
-        checks.proofs(events, len(steps), last["weights"]),
+        checks.proofs(events, len(steps), last["weights_digest"]),
         _loss(cluster, [step["loss"] for step in steps]),
         *checks.growth(outcome.usage),
         _files(cluster),

@@ -65,8 +65,8 @@ def test_hosts_that_appear_vanish_and_change_their_key(
     tree, _ = discover(lab, tmp_path, *flags, "--write", file)
     (link,) = tree["links"]
     assert link["problem"] == ""
-    assert min(link["forth"], link["back"]) > 0
-    assert [line for line in tree["difference"][2:] if line.startswith("-")] == []
+    assert min(link["forward_rate"], link["reverse_rate"]) > 0
+    assert [line for line in tree["diff"][2:] if line.startswith("-")] == []
     assert file.read_text().startswith(before.partition("\n    first:")[0])
     ping = [str(PROGRAMS / "ansible"), "all", "-i", str(file), "-m", "ansible.builtin.ping"]
     assert lab.run(ping, cwd=tmp_path).stdout.count('"ping": "pong"') == 2

@@ -231,7 +231,7 @@ def test_a_slow_line(cluster: Cluster) -> None:
         at = run.step
         run.wait(lambda: run.step >= at + count, f"{count} more steps")
         steps = [step for step in run.records("step") if step["step"] > at]
-        return sum(step["shares"].get("1", 0) for step in steps) / len(steps)
+        return sum(step["worker_samples"].get("1", 0) for step in steps) / len(steps)
 
     before = run.wait(lambda: share if (share := mean_share()) > 2 else 0, "a share for rank 1")
     cluster.w1.shape("50mbit")

@@ -98,7 +98,7 @@ def test_inputs_that_are_there_are_not_sent_again(cluster: Cluster) -> None:
     tree = cluster.operator.json("sync", "inputs", *paths)
     assert {host["host"]: host["files"] for host in tree["hosts"]} == {"head": 0, "w1": 0, "w2": 0}
     content = sum(file.stat().st_size for path in paths for file in Path(path).iterdir())
-    assert all(host["sent"] < content / 10 for host in tree["hosts"])
+    assert all(host["sent_bytes"] < content / 10 for host in tree["hosts"])
 
 
 # --- a login that may drive runs and nothing else ---------------------------------------------

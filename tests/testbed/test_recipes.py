@@ -163,7 +163,7 @@ def test_a_sync_that_is_killed_goes_on(lab: Lab, head: Host, tmp_path: Path, kin
     assert size("manifest.json") == 0
 
     head.shape(None)
-    assert operator.json(*words)["hosts"][0]["sent"] < SIZE - kept // 2
+    assert operator.json(*words)["hosts"][0]["sent_bytes"] < SIZE - kept // 2
 
     assert size("manifest.json") == len(manifest)
     own = hashlib.sha256(next(here.rglob("weights")).read_bytes()).hexdigest()

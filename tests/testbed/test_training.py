@@ -36,7 +36,7 @@ def test_a_run_from_up_to_its_checkpoints_on_the_share(cluster: Cluster) -> None
     assert (status["state"], status["live"]) == ("completed", False)
     assert {process["host"] for process in status["processes"]} == {"head", "w1", "w2"}
     assert len(run.records("step")) == 60
-    assert {len(step["shares"]) for step in run.records("step")[-10:]} == {3}
+    assert {len(step["worker_samples"]) for step in run.records("step")[-10:]} == {3}
     run.check()
     assert "run finished" in operator.launch("logs", "worker-2").stdout
     other = cluster.another_operator("other-laptop")

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.testbed, pytest.mark.timeout(300)]
 ROLE = ROOT / "playbooks" / "roles" / "trainer"
 PYTHON = "/opt/motley/current/bin/python"
 STATE = "/var/lib/motley"
-QUICK = RestartPolicy(first_delay=0.05, longest_delay=0.1, most_failures=4)
+QUICK = RestartPolicy(first_delay=0.05, max_delay=0.1, max_failures=4)
 UP = "import time\nprint('up', flush=True)\nwhile True: time.sleep(60)"
 DEAF = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{UP}"
 SETTINGS = {
@@ -109,7 +109,7 @@ class Station:
             argv=("/usr/bin/python3", "-c", code),
             env={"PYTHONUNBUFFERED": "1"},
             folder=f"{STATE}/runs/{self.run_id}/processes/{name}",
-            names=(),
+            certificate_names=(),
         )
 
     def up(self, process: ProcessPlan, attempt: int = 1) -> None:
@@ -186,12 +186,12 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
     assert station.connection.call("wanted_runs") == [station.run_id]
     state = station.supervisor.read_state(process)
     assert (state.state, state.attempt) == ("running", 1)
-    assert state.keeper is not None
+    assert state.supervisor is not None
     assert state.child is not None
-    shown = station.host.exec(["ps", "-o", "user=,unit=", "-p", f"{state.keeper.pid}"]).stdout
+    shown = station.host.exec(["ps", "-o", "user=,unit=", "-p", f"{state.supervisor.pid}"]).stdout
     assert shown.split() == ["motley", unit_of(station.run_id, process)]
     found = station.connection.ask(operations.find_run, station.run_id)
-    assert {state.keeper, state.child} <= set(found)
+    assert {state.supervisor, state.child} <= set(found)
 
     station.supervisor.stop_processes([process, deaf], 3.0)
 
@@ -210,9 +210,9 @@ def test_units_outlive_the_launcher_a_killed_keeper_and_a_power_cut(station: Sta
         station.up(each)
     station.over(done)
     state = station.supervisor.read_state(process)
-    assert state.keeper is not None
+    assert state.supervisor is not None
 
-    station.connection.ask(operations.send_signal, state.keeper, signal.SIGKILL)
+    station.connection.ask(operations.send_signal, state.supervisor, signal.SIGKILL)
     station.up(process, attempt=2)
     assert station.supervisor.read_state(process).state == "running"
 

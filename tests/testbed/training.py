@@ -190,7 +190,7 @@ class Running:
 
         def whole() -> bool:
             steps = self.records("step")
-            return bool(steps) and len(steps[-1]["shares"]) == 3
+            return bool(steps) and len(steps[-1]["worker_samples"]) == 3
 
         self.wait(whole, "all three ranks in a step")
 

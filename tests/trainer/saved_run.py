@@ -49,7 +49,7 @@ class Run:
         return self._store.save(state.take_snapshot(), RunProgress("run", step, 0, 8, 0, 0, tree))
 
     def status(self, state: str) -> None:
-        tree = {"schema": "motley.status/1", "state": state}
+        tree = {"schema": "motley.status/2", "state": state}
         (self.output / "status.json").write_text(json.dumps(tree))
 
     @property

@@ -236,7 +236,7 @@ def test_a_closed_terminal_stops_and_saves(tmp_path: Path) -> None:
     status = json.loads((tmp_path / "out/status.json").read_bytes())
     assert (status["state"], status["reason"]) == ("stopped", "stopped by SIGHUP")
     assert status["checkpoint"]["step"] == status["step"] > 0
-    assert any("to continue:" in line for line in status["card"])
+    assert any("to continue:" in line for line in status["summary"])
 
 
 def _read_all(terminal: int, closing: threading.Event) -> None:

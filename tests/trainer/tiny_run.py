@@ -50,7 +50,7 @@ def tiny_progress(step: int, run_id: str = "run-a") -> RunProgress:
         run_id=run_id,
         step=step,
         epoch=step // 50,
-        position=16 * (step % 50),
+        epoch_samples=16 * (step % 50),
         generation=3,
         seed=7,
         config=tiny_config().model_dump(mode="json"),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trainer.model.layout import GradientLayout
 
 RUN_FILE = "run.json"
-SCHEMA = "motley.checkpoint/1"
+SCHEMA = "motley.checkpoint/2"
 FOLDER = "checkpoints"
 """Below a run's output folder."""
 SHARDED = "sharded"
@@ -47,7 +47,7 @@ class RunProgress:
     step: int
     """Applied updates."""
     epoch: int
-    position: int
+    epoch_samples: int
     """Samples consumed in this epoch."""
     generation: int
     seed: int
@@ -55,13 +55,13 @@ class RunProgress:
     """The run config as `model_dump(mode="json")`."""
     data_digest: str | None = None
     """BLAKE3 of the training file: another file changes the order of all samples."""
-    model: str | None = None
+    model_digest: str | None = None
     """`model_digest` of the model that the run began from."""
-    base: str | None = None
+    base_digest: str | None = None
     """`weights_digest` of it."""
-    stream: dict[str, Any] | None = None
+    logits_position: dict[str, Any] | None = None
     """A student's position in its folder of logits; None for a run on a file."""
-    early: ValidationHistory | None = None
+    early_stopping: ValidationHistory | None = None
     """What early stopping had counted."""
 
 
@@ -142,7 +142,7 @@ def open_checkpoint(path: Path, layout: GradientLayout) -> tuple[StoredState, Ru
         lacks = min(missing, default="the weights")
         raise StorageError(f"{path}: the manifest lacks {lacks}")
     run, progress = read_run(path), read_progress(path)
-    if run.get("layout") != layout.digest:
+    if run.get("layout_digest") != layout.digest:
         raise InputError(f"{path}: is a checkpoint of another model or trainable set")
     return StoredState(path / weights_name, path / OPTIMIZER_FILE, layout), progress
 

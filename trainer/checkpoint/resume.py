@@ -28,17 +28,17 @@ class Identity(Protocol):
     """The contents of data and model, by their digests."""
 
     @property
-    def data(self) -> str:
+    def data_digest(self) -> str:
         """The digest of all data."""
         ...
 
     @property
-    def model(self) -> str:
+    def model_digest(self) -> str:
         """The digest of config, weights and tokenizer."""
         ...
 
     @property
-    def base(self) -> str | None:
+    def base_digest(self) -> str | None:
         """The digest of the weights alone."""
         ...
 
@@ -156,13 +156,16 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
     Raises:
         InputError: they have; names them.
     """
-    if progress.data_digest != job.data:
+    if progress.data_digest != job.data_digest:
         what = "its data has changed"
-    elif config.task == SCRIPT and (progress.base, progress.model) != (job.base, job.model):
+    elif config.task == SCRIPT and (progress.base_digest, progress.model_digest) != (
+        job.base_digest,
+        job.model_digest,
+    ):
         what = "its script has changed, or makes other frozen weights"
-    elif progress.base != job.base:
+    elif progress.base_digest != job.base_digest:
         what = f"its model has changed (other weights in {config.model.path})"
-    elif progress.model != job.model:
+    elif progress.model_digest != job.model_digest:
         what = f"its model has changed (other config or tokenizer in {config.model.path})"
     elif changes := _read_settings(path, progress).list_changes(config):
         what = f"its settings have changed ({', '.join(changes)})"

@@ -248,10 +248,10 @@ class CheckpointStore:
             "schema": SCHEMA,
             **asdict(progress),
             "metric": metric,
-            "layout": self._layout.digest,
-            "weights": snapshot.digest,
+            "layout_digest": self._layout.digest,
+            "weights_digest": snapshot.digest,
         }
-        if run["weights"] is not None and self._is_saved(self.folder / name, run):
+        if run["weights_digest"] is not None and self._is_saved(self.folder / name, run):
             return self.folder / name
         writer = FolderWriter(self._disk, self.folder, name, self._workspace)
         try:
@@ -266,7 +266,7 @@ class CheckpointStore:
                     map(raw_bytes, self._frozen_pieces()),
                 ),
             )
-            run["weights"] = hashing.hexdigest()
+            run["weights_digest"] = hashing.hexdigest()
             moments: tuple[Vector, ...] = ("first_moment", "second_moment")
             about = {"format": "np", "step": str(snapshot.step), "layout": self._layout.digest}
             header = safetensors_header(dict.fromkeys(moments, (self._layout.size,)), about)
@@ -292,8 +292,8 @@ class CheckpointStore:
     def _weights_metadata(self, progress: RunProgress) -> dict[str, str]:
         """Return the metadata of the weights: of an adapter also which base it belongs to."""
         about = {"format": "pt"}
-        if self._config.method == "lora" and progress.base is not None:
-            about[BASE_DIGEST] = progress.base
+        if self._config.method == "lora" and progress.base_digest is not None:
+            about[BASE_DIGEST] = progress.base_digest
         return about
 
     def _point_link(self, pointer: str, name: str) -> None:

@@ -240,5 +240,5 @@ def _follow_data(
     """
     rooms = () if backend is None else own_rooms(backend)
     found = derive_settings(config, given, resolve_model(config.model.path), rooms)
-    settled = config.with_settings({part.key: part.value for part in found})
-    return settled, format_table(found, settled.output)
+    completed = config.with_settings({part.key: part.value for part in found})
+    return completed, format_table(found, completed.output)

@@ -90,16 +90,16 @@ def _print(found: Inspection, console: Console) -> None:
             bar = "█" * -(-_WIDTH * count // most)
             console.print(f"  up to {limit:>9,}  {count:>9,}  {bar}".rstrip())
     coloured = console.color_system is not None and not console.no_color
-    if any(piece.learned for example in found.examples for piece in example.pieces):
+    if any(piece.learned for example in found.examples for piece in example.spans):
         how = "green" if coloured else "between [[ and ]]"
         console.print(f"samples, with what is learned {how}:")
     for example in found.examples:
         text = Text()
-        for piece in example.pieces:
+        for piece in example.spans:
             marked = f"[[{piece.text}]]" if piece.learned and not coloured else piece.text
             text.append(marked, style="green" if piece.learned else "")
         more = len(text) - _SHOWN
         if more > 0:
             text = text[:_SHOWN].append(f" ... and {more:,} characters", style="dim")
-        console.print(f"{example.place}" + (f" -> {example.label}" if example.label else ""))
+        console.print(f"{example.location}" + (f" -> {example.label}" if example.label else ""))
         console.print(text)

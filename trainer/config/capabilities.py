@@ -99,7 +99,7 @@ _COORDINATOR_SETTINGS = (
     "exchange.rounds_after",
     "exchange.outer_learning_rate",
     "exchange.outer_momentum",
-    "exchange.settle_every",
+    "exchange.flush_every",
     "exchange.codec",
     "exchange.shares",
     "exchange.heartbeat",

@@ -38,7 +38,7 @@ class RoundSettings(Section):
 
     DiLoCo's own are 0.7 and 0.9, for long runs: fine-tunes of some hundred steps lose far more with
     them."""
-    settle_every: Annotated[int, Field(gt=0)] | None = None
+    flush_every: Annotated[int, Field(gt=0)] | None = None
     """Steps, or rounds, between commits that leave no private state on a worker; saved steps always
     are such."""
 
@@ -52,9 +52,9 @@ class RoundSettings(Section):
         """Whether a step of the run may be a round."""
         return self.schedule == "rounds"
 
-    def settled_at(self, *save_intervals: int) -> tuple[int, ...]:
-        """Return the intervals of settled steps, with those at whose ends a run is saved."""
-        intervals = {every for every in (self.settle_every or 0, *save_intervals) if every}
+    def flush_intervals(self, *save_intervals: int) -> tuple[int, ...]:
+        """Return the intervals of flush steps, with those at whose ends a run is saved."""
+        intervals = {every for every in (self.flush_every or 0, *save_intervals) if every}
         return tuple(sorted(intervals))
 
     def shared_settings(self, *save_intervals: int) -> dict[str, Any] | None:
@@ -66,7 +66,7 @@ class RoundSettings(Section):
             "rounds_after": self.rounds_after,
             "outer_learning_rate": self.outer_learning_rate,
             "outer_momentum": self.outer_momentum,
-            "settled_at": list(self.settled_at(*save_intervals)),
+            "flush_every": list(self.flush_intervals(*save_intervals)),
         }
 
     def check_length(self, total_inner: int) -> None:

@@ -26,7 +26,7 @@ from trainer.data.text_stream import TextStream
 
 
 @dataclass(frozen=True)
-class Piece:
+class Span:
     """Tokens of a sample in a row."""
 
     text: str
@@ -37,8 +37,8 @@ class Piece:
 class Example:
     """A sample as the model sees it."""
 
-    place: str
-    pieces: list[Piece]
+    location: str
+    spans: list[Span]
     label: str | None
     """The class, by its name or its number."""
 
@@ -91,7 +91,7 @@ class Inspection:
                 "unlearned_samples": found.unlearned,
             }
         return {
-            "schema": "motley.data/1",
+            "schema": "motley.data/2",
             "task": self.task,
             "samples": self.samples,
             "shapes": self.shapes,
@@ -133,7 +133,7 @@ def inspect_data(config: RunConfig, encoder: Encoder | None, examples: int) -> I
         examples=[
             Example(
                 sample.place(file.path),
-                list(_iter_pieces(sample, encoder, limit)),
+                list(_iter_spans(sample, encoder, limit)),
                 None if sample.label is None else [*names][sample.label],
             )
             for sample in file.choose_examples(examples)
@@ -141,16 +141,16 @@ def inspect_data(config: RunConfig, encoder: Encoder | None, examples: int) -> I
     )
 
 
-def _iter_pieces(sample: Sample, encoder: Encoder | None, limit: int) -> Iterator[Piece]:
+def _iter_spans(sample: Sample, encoder: Encoder | None, limit: int) -> Iterator[Span]:
     """Yield a sample's tokens as text, or its text without a tokenizer."""
     if encoder is None:
         for answer in sample.answers:
             if answer.prompt:
-                yield Piece(answer.prompt, learned=False)
+                yield Span(answer.prompt, learned=False)
             for turn in answer.messages:
-                yield Piece(f"{turn.role}: {turn.content}\n", learned=turn.target)
+                yield Span(f"{turn.role}: {turn.content}\n", learned=turn.target)
             if answer.text:
-                yield Piece(answer.text, learned=answer.label is None)
+                yield Span(answer.text, learned=answer.label is None)
         return
     known = sample.label is None
     for ids, labels in encode_answers(encoder, sample, limit):
@@ -160,4 +160,4 @@ def _iter_pieces(sample: Sample, encoder: Encoder | None, limit: int) -> Iterato
             end = begin + len(list(run))
             text = TextStream(encoder.tokenizer, ids[:begin]).finish(ids[begin:end])
             begin = end
-            yield Piece(text, learned=is_learned)
+            yield Span(text, learned=is_learned)

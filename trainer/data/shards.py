@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer.system.regular_file import read_file
 
-ANSWERS_SCHEMA = "motley.answers/1"
+ANSWERS_SCHEMA = "motley.answers/2"
 """The schema of a folder of generated answers, which is data like any other."""
 DESCRIPTION = "dataset.json"
 

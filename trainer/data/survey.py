@@ -24,7 +24,7 @@ class Repetitions:
     """With the same text and label as one before."""
     ambiguous: int
     """Texts with several labels."""
-    shared: int
+    in_both: int
     """Validation samples that are in train, too."""
 
 
@@ -160,10 +160,10 @@ def describe_repetitions(found: Repetitions, validation: int) -> Iterator[str]:
         again.append(f"{_count(found.ambiguous, 'text')} with several labels")
     if again:
         yield ", ".join(again)
-    if found.shared:
+    if found.in_both:
         yield (
-            f"{found.shared:,} of {_count(validation, 'validation sample')}"
-            f" {_is_or_are(found.shared)} also in train, so validation is too optimistic"
+            f"{found.in_both:,} of {_count(validation, 'validation sample')}"
+            f" {_is_or_are(found.in_both)} also in train, so validation is too optimistic"
         )
 
 

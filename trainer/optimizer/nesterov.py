@@ -24,7 +24,7 @@ class OuterNesterov:
 
     d is the weighted mean of (weights - a worker's weights after its inner steps). b is the state's
     first moment. The second moment of the state is the mean of the workers' own of the last step
-    that was settled.
+    that flushed residuals.
     """
 
     def __init__(self, learning_rate: float, momentum: float, layout: GradientLayout) -> None:
@@ -38,7 +38,7 @@ class OuterNesterov:
 
         Args:
             state: moved in place, or onto fresh arrays while a snapshot of it is alive.
-            average: fp32 [N]: the pseudo-gradient; [2 N] of a settled step: behind it the mean of
+            average: fp32 [N]: the pseudo-gradient; [2 N] of a flush step: behind it the mean of
                 the workers' second moments.
         """
         assert average.size in (self._size, 2 * self._size), average.size

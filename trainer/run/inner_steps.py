@@ -1,7 +1,7 @@
 """A worker's part of a round (DiLoCo, arXiv:2311.08105): AdamW steps of its own on its shard.
 
 AdamW's moments, which it keeps between rounds, are private to it and can be lost without harm. A
-settled round synchronises them: the second moments, which accumulate over a thousand steps, are
+flush round synchronises them: the second moments, which accumulate over a thousand steps, are
 averaged over the workers; the first moments, which accumulate over ten, start again at zero.
 """
 
@@ -84,7 +84,7 @@ class InnerSteps:
         """Train from the common weights on over a shard of round `step`.
 
         A block's contribution is w (common - own weights), fp32, with the weight w of the samples
-        taken, so that contributions add up and are divided as gradients are. A settled round has as
+        taken, so that contributions add up and are divided as gradients are. A flush round has as
         many blocks again, w times the second moment. If a gradient is not finite the steps end,
         and its blocks are the contribution: the coordinator then names the tensor.
 
@@ -141,7 +141,7 @@ class InnerSteps:
             self._reset_local_state(step + 1)
 
     def _reset_local_state(self, done: int) -> None:
-        """Forget what is private; the second moment is that of the last settled round.
+        """Forget what is private; the second moment is that of the last flush round.
 
         Before the first round both moments are those of the ordinary steps.
         """

@@ -87,7 +87,7 @@ class RunInputs:
             training.batch_size - self.config.on_policy_answers or training.batch_size,
             training.epochs,
             training.max_steps,
-            settle_every=flush_periods(self.config),
+            flush_every=flush_periods(self.config),
         ).with_outer_steps(exchange.rounds)
 
 
@@ -140,8 +140,8 @@ def read_inputs(
     reference = starting_weights(layout, model_dir, config) if config.has_reference else None
     job = _make_job(config, run_id, layout, model_dir, _data_digest(config, taught))
     if reference is not None:  # members and resumed runs with another one are refused
-        model = blake3(f"{job.model}\0".encode() + reference.tobytes()).hexdigest()
-        job = replace(job, model=model)
+        model = blake3(f"{job.model_digest}\0".encode() + reference.tobytes()).hexdigest()
+        job = replace(job, model_digest=model)
     prompts = None if tell is None else _read_prompts(config, encoder, model_dir)
     validation = open_dataset(validation_file)
     inputs = RunInputs(
@@ -198,12 +198,12 @@ def _read_script_inputs(
         first = partial(np.asarray, weights)  # the same array, not a copy
     job = Job(
         run_id=run_id,
-        agreement=config.agreement_digest(),
-        layout=layout.digest,
-        model=blake3(f"{script.digest}\0{facts.frozen}".encode()).hexdigest(),
-        data=facts.data,
-        version=__version__,
-        base=script.digest,
+        config_digest=config.agreement_digest(),
+        layout_digest=layout.digest,
+        model_digest=blake3(f"{script.digest}\0{facts.frozen}".encode()).hexdigest(),
+        data_digest=facts.data,
+        motley_version=__version__,
+        base_digest=script.digest,
     )
     train: Any = range(facts.samples)
     validation: Any = range(facts.validation) if facts.validation else None
@@ -268,12 +268,12 @@ def _make_job(
 ) -> Job:
     return Job(
         run_id=run_id,
-        agreement=config.agreement_digest(),
-        layout=layout.digest,
-        model=model_digest(model_dir, find_tokenizer(model_dir, config.model.adapter)),
-        data=data,
-        version=__version__,
-        base=weights_digest(model_dir),
+        config_digest=config.agreement_digest(),
+        layout_digest=layout.digest,
+        model_digest=model_digest(model_dir, find_tokenizer(model_dir, config.model.adapter)),
+        data_digest=data,
+        motley_version=__version__,
+        base_digest=weights_digest(model_dir),
     )
 
 

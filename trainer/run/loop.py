@@ -102,7 +102,7 @@ class Worker:
                 self._train_inner_steps(shard, self._inner)
             case ShardAssignment(kind="train") as shard:
                 self._train_shard(shard)
-            case ShardAssignment(asked=GenerationRequest() as asked) as shard:
+            case ShardAssignment(generation_request=GenerationRequest() as asked) as shard:
                 self._generate_answers(shard, asked)
             case ShardAssignment() as shard:
                 self._evaluate_shard(shard)
@@ -125,7 +125,7 @@ class Worker:
         """Forward and backward over a shard; blocks are sent while backward continues."""
         batch = self._read_samples(shard)
         weight: int | None = None
-        wanted = None if shard.blocks is None else set(shard.blocks)
+        wanted = None if shard.missing_blocks is None else set(shard.missing_blocks)
         first: float | None = None
 
         def on_block(index: int, gradient: np.ndarray) -> None:
@@ -158,12 +158,14 @@ class Worker:
         self._commit_pending = True
         alpha = self._distillation_alpha(shard)
         moved = inner.train_shard(
-            batch, shard.step, shard.inner_batch, alpha=alpha, limit=shard.limit
+            batch, shard.step, shard.inner_batch_size, alpha=alpha, limit=shard.time_limit
         )
         result = moved.result
         if moved.samples < len(batch):
             self.exchange.send(PartialShard(shard=shard.shard, samples=moved.samples), shard.step)
-        blocks = inner.order_blocks(shard.step) if shard.blocks is None else shard.blocks
+        blocks = (
+            inner.order_blocks(shard.step) if shard.missing_blocks is None else shard.missing_blocks
+        )
         for index in blocks:
             self.exchange.send_block(shard, index, moved.block(index), result.weight)
         measured = (result.loss_sum, result.weight, result.tokens, result.seconds)
@@ -185,7 +187,7 @@ class Worker:
             self._begin_rounds_if_due()
         self.replica.write_trainable(self._state.weights)
         self._commit_pending = False
-        if commit.report:
+        if commit.report_weights:
             digest = weights_digest(self._state.weights)
             self.exchange.send(WeightsReport(step=commit.step, digest=digest), commit.step)
 
@@ -221,7 +223,9 @@ class Worker:
 
     def _generate_answers(self, shard: ShardAssignment, asked: GenerationRequest) -> None:
         began = time.perf_counter()
-        answers = self.replica.answer(asked.prompts, asked.new_tokens, frozenset(asked.stop))
+        answers = self.replica.answer(
+            asked.prompts, asked.max_new_tokens, frozenset(asked.stop_tokens)
+        )
         seconds, new = time.perf_counter() - began, sum(map(len, answers))
         message = make_result_message(shard, 0.0, 0, new, seconds, answers=answers)
         self.exchange.send(message, shard.step)

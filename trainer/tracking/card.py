@@ -83,7 +83,7 @@ def describe_losses(records: Sequence[Record]) -> list[str]:
     for rank, times in sorted(lost.items()):
         returned = f"back {_format_times(back[rank])}" if back[rank] else "never back"
         found.append(f"worker {rank} lost {_format_times(times)}, {returned}")
-    dealt = [e for e in events if e.get("event") == "redealt"]
+    dealt = [e for e in events if e.get("event") == "reassigned"]
     if dealt:
         samples = sum(e.get("samples", 0) for e in dealt)
         found.append(f"{_format_count(samples, 'sample')} of lost workers computed by others")

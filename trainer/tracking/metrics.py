@@ -29,15 +29,15 @@ EventKind = Literal[
     "lost",
     "idle",
     "active",
-    "behind",
+    "lagging",
     "rejoined",
     "refused",
-    "redealt",
+    "reassigned",
     "residual_lost",
     "codec",
     "verified",
     "diverged",
-    "unproved",
+    "unverified",
     "outlier",
     "halted",
     "resumed",
@@ -53,7 +53,7 @@ EventKind = Literal[
 logger = logging.getLogger(__name__)
 
 
-_UNRECORDED = ("codec", "round_of", "watts")
+_UNRECORDED = ("codec", "inner_steps", "watts")
 """Fields of a step that its line does not have."""
 
 
@@ -172,5 +172,5 @@ def _iterate_scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping):
             tag = name.removeprefix("worker_")
             yield from ((f"{tag}/rank_{rank}", part) for rank, part in value.items())
-        elif name not in ("step", "samples") and value is not None:
+        elif name not in ("step", "sample_ranges") and value is not None:
             yield name, value

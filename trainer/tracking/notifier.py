@@ -31,7 +31,7 @@ NotifyEvent = Literal[
     "stalled",
     "recovered",
     "lost",
-    "back",
+    "rejoined",
     "resumed",
 ]
 STALLED = 600.0
@@ -49,7 +49,7 @@ _WORDS: dict[NotifyEvent, str] = {
     "stalled": "makes no progress",
     "recovered": "makes progress again",
     "lost": "has lost a worker",
-    "back": "has a worker back",
+    "rejoined": "has a worker back",
     "resumed": "goes on",
 }
 _FACTS = ("step", "total_steps", "loss", "state", "exit_code", "budget")

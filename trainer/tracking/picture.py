@@ -123,7 +123,7 @@ def loss_text(training: Mapping[str, Any]) -> str:
 
 def describe_exchange(training: Mapping[str, Any]) -> list[str]:
     """Return the codec of the last step and, if it was a round, of how many steps that is."""
-    codec, steps = training.get("codec"), training.get("round_of")
+    codec, steps = training.get("codec"), training.get("inner_steps")
     return [*([str(codec)] if codec else []), *([f"rounds of {steps} steps"] if steps else [])]
 
 

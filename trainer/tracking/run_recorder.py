@@ -58,13 +58,13 @@ def progress_at(
         run_id=job.run_id,
         step=step,
         epoch=at.epoch,
-        position=at.start,
+        epoch_samples=at.start,
         generation=generation,
         seed=config.training.seed,
         config=config.model_dump(mode="json"),
-        data_digest=job.data,
-        model=job.model,
-        base=job.base,
+        data_digest=job.data_digest,
+        model_digest=job.model_digest,
+        base_digest=job.base_digest,
     )
 
 
@@ -121,7 +121,7 @@ class RunRecorder:
         A run that ended before its first checkpoint restarts at step 0.
         """
         if resumed:
-            self.early.counted = resumed.progress.early or ValidationHistory()
+            self.early.counted = resumed.progress.early_stopping or ValidationHistory()
             step, path = resumed.progress.step, str(resumed.path)
             self.emit({"event": "resumed", "step": step, "path": path})
             if line := self._new_schedule(resumed.progress):
@@ -163,11 +163,11 @@ class RunRecorder:
             self._record_validation(details)
         elif kind == "answers":
             for answer in details["answers"]:
-                self._metrics.record_answer(details["at"], **answer)
+                self._metrics.record_answer(details["at_step"], **answer)
                 asked, text = (
                     shorten_text(sanitize_text(answer[key]), 200) for key in ("prompt", "text")
                 )
-                log.info("step %d: %s -> %s", details["at"], asked, text)
+                log.info("step %d: %s -> %s", details["at_step"], asked, text)
         else:
             self._on_event(kind, details)
         self._publish_status()
@@ -179,11 +179,11 @@ class RunRecorder:
             self._budget.record_step(event.step, event.watts)
         self._notifier.record_progress(event.seconds)
         self._metrics.record_step(event)
-        for name in (*MOVING, "generation", "codec", "round_of"):
+        for name in (*MOVING, "generation", "codec", "inner_steps"):
             self._status[name] = getattr(event, name)
         self._begin_running()
         for rank, worker in self._workers.items():
-            worker["samples"] = event.shares.get(rank, 0)
+            worker["samples"] = event.worker_samples.get(rank, 0)
             worker["tokens_per_second"] = event.worker_tokens_per_second.get(rank)
             worker["step_seconds"] = event.seconds
         self._publish_status()
@@ -259,7 +259,7 @@ class RunRecorder:
         else:
             self._status["state"] = "completed" if exit_code == 0 else "failed"
             self._metrics.record_event(
-                "finished", self._status["step"], reason=reason, code=exit_code
+                "finished", self._status["step"], reason=reason, exit_code=exit_code
             )
         self._status["reason"] = reason
         self._status["exit_code"] = exit_code
@@ -271,7 +271,7 @@ class RunRecorder:
         stopped = self._status["state"] == "stopped"
         ended = exit_code == 0
         card = make_card(self._config, self._job.run_id, stopped=stopped) if ended else []
-        self._status["card"] = card
+        self._status["summary"] = card
         self._publish_status()
         self._notifier.close()
         self._publish_status()
@@ -287,7 +287,7 @@ class RunRecorder:
                 log.warning(
                     "worker %d computed on %s: %s", worker["rank"], worker["device"], reason
                 )
-        show_lines(self._status["card"])
+        show_lines(self._status["summary"])
         self._metrics.close(exit_code)
         self._store.release()
         if self._lease_of_output:
@@ -301,12 +301,12 @@ class RunRecorder:
             yield
         except TrainerError as error:
             if isinstance(error, NonFiniteError):
-                self.emit({"event": "halted", "reason": str(error), "nan": True})
+                self.emit({"event": "halted", "reason": str(error), "non_finite": True})
             self.close(error.exit_code, str(error))
             raise
 
     def _record_validation(self, details: dict[str, Any]) -> None:
-        step = details.pop("at")
+        step = details.pop("at_step")
         if self._budget:
             self._budget.record_progress()
         self._notifier.record_progress()
@@ -340,7 +340,7 @@ class RunRecorder:
             if len(self._workers) >= self._status["expect_workers"]:
                 self._begin_running()
             if kind == "rejoined":
-                self._notifier.notify("back", rank=rank, worker_host=details["host"])
+                self._notifier.notify("rejoined", rank=rank, worker_host=details["host"])
         elif kind in ("lost", "idle", "active") and rank in self._workers:
             if kind == "lost" and self._status["state"] != "stopping":
                 host = self._workers[rank]["host"]
@@ -354,7 +354,7 @@ class RunRecorder:
         elif kind == "stopping":
             self._status["state"] = "stopping"
         elif kind == "halted":
-            self._halted_by_nan = details.get("nan", False)
+            self._halted_by_nan = details.get("non_finite", False)
         elif kind == "waiting":
             self._status["state"], self._status["reason"] = "waiting", details["reason"]
         elif kind == "alarm":
@@ -386,7 +386,7 @@ class RunRecorder:
         step = snapshot.step
         metric = scores.get("accuracy", -scores["loss"]) if scores else None
         progress = progress_at(step, save.generation, self._config, self._job, self._plan)
-        progress = replace(progress, stream=save.stream, early=save.early)
+        progress = replace(progress, logits_position=save.stream, early_stopping=save.early)
         began = time.monotonic()
         try:
             path = self._store.save(snapshot, progress, metric)

@@ -22,7 +22,7 @@ from trainer.system.storage.jsonl import Outage, json_text
 from trainer.system.untrusted_data import validate_json
 
 STATUS_FILE = "status.json"
-SCHEMA = "motley.status/1"
+SCHEMA = "motley.status/2"
 
 RunState = Literal["waiting", "running", "stopping", "completed", "stopped", "failed"]
 """The last three are final: all steps are done, the run was stopped before, or it failed
@@ -88,8 +88,8 @@ class Status(TypedDict):
     exchange_exposed_ms: float | None
     """Of these, what was not hidden behind backward."""
     codec: str | None
-    """Of the last step, as a setting; settled steps are in bf16 all the same."""
-    round_of: int | None
+    """Of the last step, as a setting; flush steps are in bf16 all the same."""
+    inner_steps: int | None
     """The inner steps of a round, if the last step was one."""
     generation: int
     expect_workers: int
@@ -97,9 +97,9 @@ class Status(TypedDict):
     checkpoint: CheckpointStatus | None
     validation: ValidationStatus | None
     budget: dict[str, Any] | None
-    """Of a run with one: `spent`, `ceiling`, `currency`, `an_hour` at the present power, and the
-    hosts whose power is `measured`."""
-    card: list[str]
+    """Of a run with one: `spent`, `ceiling`, `currency`, `hourly_cost` at the present power, and
+    `measured_hosts`, whose power is measured."""
+    summary: list[str]
     """Of a run that ended with exit code 0: its result, in lines for people."""
     notify_failure: str | None
     """Why the command for notifications failed at the last event; null if it did not."""
@@ -125,14 +125,14 @@ def first_status(
         exchange_ms=None,
         exchange_exposed_ms=None,
         codec=None,
-        round_of=None,
+        inner_steps=None,
         generation=0,
         expect_workers=expect_workers,
         workers=[],
         checkpoint=None,
         validation=None,
         budget=None,
-        card=[],
+        summary=[],
         notify_failure=None,
     )
 

@@ -45,7 +45,7 @@ class ListenResult:
     problem: str = ""
     """Why it could not listen; empty when it did."""
     remedy: str = ""
-    heard: tuple[str, ...] = ()
+    connected: tuple[str, ...] = ()
     """The hosts that connected."""
 
 
@@ -57,9 +57,9 @@ class ProbeResult:
     """Last stage: `refused`, `silent`, `unreachable`, `unauthenticated`, `up`, `down`, `done`."""
     detail: str = ""
     round_trip: float | None = None
-    up: float | None = None
+    upload_rate: float | None = None
     """Speed towards the coordinator."""
-    down: float | None = None
+    download_rate: float | None = None
 
 
 @operation("listen", least=0)
@@ -87,7 +87,7 @@ def listen(
             with contextlib.suppress(OSError):
                 client, _ = server.accept()
                 threading.Thread(target=hall.serve_client, args=(client,), daemon=True).start()
-    return ListenResult(heard=tuple(sorted(hall.heard)))
+    return ListenResult(connected=tuple(sorted(hall.heard)))
 
 
 class _LinkServer:

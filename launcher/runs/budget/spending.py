@@ -31,9 +31,9 @@ class SpendTotal:
     seconds: float
     """Of all hosts together."""
     kwh: float
-    measured: float
+    measured_fraction: float
     """Share of the seconds whose power was measured, 0 to 1; of the others it is planned."""
-    money: float
+    cost: float
     currency: str | None
 
 
@@ -42,9 +42,9 @@ class IdleHost:
     """A host with a price and without a process of a run."""
 
     name: str
-    an_hour: float
+    hourly_cost: float
     """Its rent, and its energy under load."""
-    since: float | None
+    idle_cost: float | None
     """What it has cost since the last run ended; None: no run has ended."""
     currency: str | None
 
@@ -79,7 +79,7 @@ def read_spend(
         report(f"host {name}: {plain_reason(error)}; what it recorded is not in this list")
     # Two names of one machine have one ledger.
     found = {
-        (r.run, r.host, r.until, r.seconds): r for each in answers.found.values() for r in each
+        (r.run_id, r.host, r.until, r.seconds): r for each in answers.found.values() for r in each
     }
     return sorted(found.values(), key=lambda record: record.until)
 
@@ -92,14 +92,14 @@ def sum_spend(records: Sequence[SpendRecord], by: By) -> list[SpendTotal]:
     found: list[SpendTotal] = []
     for (name, currency), parts in groups.items():
         seconds = sum(part.seconds for part in parts)
-        measured = sum(part.measured for part in parts)
+        measured = sum(part.measured_seconds for part in parts)
         found.append(
             SpendTotal(
                 name,
                 seconds,
                 sum(part.kwh for part in parts),
                 measured / seconds if seconds else 0.0,
-                sum(part.money for part in parts),
+                sum(part.cost for part in parts),
                 currency,
             )
         )
@@ -109,7 +109,7 @@ def sum_spend(records: Sequence[SpendRecord], by: By) -> list[SpendTotal]:
 def _group_key(record: SpendRecord, by: By) -> str:
     if by == "day":
         return datetime.datetime.fromtimestamp(record.until, datetime.UTC).date().isoformat()
-    return record.run if by == "run" else record.host
+    return record.run_id if by == "run" else record.host
 
 
 def idle_hosts(hosts: Sequence[Host], view: RunView | None, now: float) -> list[IdleHost]:

@@ -31,7 +31,9 @@ def files_probe(check: str, question: Operation[[Path], Finding]) -> Probe:
     """Return the probe of the hosts whose processes read files that a check is for."""
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
-        paths = {path for each in cluster.processes(name) for path in each.reads.get(check, ())}
+        paths = {
+            path for each in cluster.processes(name) for path in each.required_paths.get(check, ())
+        }
         yield from (host_question(question, Path(path)) for path in sorted(paths))
 
     return probe
@@ -46,7 +48,7 @@ def held_out(cluster: CheckContext, name: str) -> Iterator[Question]:
             columns = evaluation.columns
             if evaluation.problems is not None:  # which have keys of their own
                 found[path_below(process.state_folder, evaluation.problems)] = {}
-        for path in process.reads.get("validation", ()):
+        for path in process.required_paths.get("validation", ()):
             found.setdefault(path, columns)
     for path in sorted(found):
         yield host_question(job.check_data, Path(path), _ANOTHER, dict(found[path]))
@@ -56,7 +58,9 @@ def folders_probe(check: str) -> Probe:
     """Return the probe of the hosts whose processes write to a folder that a check is for."""
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
-        for folder in sorted({p.writes.get(check, "") for p in cluster.processes(name)} - {""}):
+        for folder in sorted(
+            {p.writable_folders.get(check, "") for p in cluster.processes(name)} - {""}
+        ):
             yield partial(_find_common, cluster, name, folder, check), CHECK_DEADLINE
 
     return probe
@@ -65,8 +69,8 @@ def folders_probe(check: str) -> Probe:
 def probe_output(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Only the student writes to the output."""
     for process in cluster.processes(name):
-        if "output" in process.writes:
-            output = Path(process.writes["output"])
+        if "output" in process.writable_folders:
+            output = Path(process.writable_folders["output"])
             yield host_question(job.check_output, output, cluster.plan.run_id)
 
 
@@ -75,7 +79,7 @@ def _find_common(
 ) -> Finding:
     """Return whether a folder can be written to, and is the leader's of that name."""
     finding = own.ask(check_folder, folder, _LEAST_SPACE)
-    there = cluster.plan.leader.writes.get(check)
+    there = cluster.plan.leader.writable_folders.get(check)
     far = cluster.leader_host in cluster.hosts_to_ask("distillation") and not cluster.same_machine(
         name, cluster.leader_host
     )
@@ -114,11 +118,11 @@ def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
             unit_of(cluster.plan.run_id, process): {
                 "reads": [
                     path
-                    for paths in process.reads.values()
+                    for paths in process.required_paths.values()
                     for path in paths
                     if not path.startswith(DATA_ON_HUB)
                 ],
-                "writes": [process.folder, *process.writes.values()],
+                "writes": [process.folder, *process.writable_folders.values()],
             }
             for process in cluster.processes(name)
         }

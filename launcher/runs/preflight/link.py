@@ -70,7 +70,7 @@ class LinkTrial:
             head = self._plan.leader.host
             detail = f"not tested: {head} could not listen on {target}"
             return Finding("warn", detail, f"see the check `port` of {head}")
-        return judge_crossing(crossing, host, target, self._plan, host in self._listening.heard)
+        return judge_crossing(crossing, host, target, self._plan, host in self._listening.connected)
 
 
 def judge_crossing(
@@ -110,13 +110,14 @@ def judge_crossing(
             f"{host} has no route to {target}: {crossing.detail}",
             f"set motley_bind_address on {head} to an address on the network of {host}",
         )
-    if crossing.up is None or crossing.down is None:
+    if crossing.upload_rate is None or crossing.download_rate is None:
         return Finding("ok", f"{target} is reachable; too many hosts at once to measure its speed")
     detail = (
-        f"{format_speed(crossing.up)} to the coordinator, {format_speed(crossing.down)} back, "
+        f"{format_speed(crossing.upload_rate)} to the coordinator, "
+        f"{format_speed(crossing.download_rate)} back, "
         f"{1e3 * (crossing.round_trip or 0):.1f} ms"
     )
-    if min(crossing.up, crossing.down) < SLOW:
+    if min(crossing.upload_rate, crossing.download_rate) < SLOW:
         return Finding(
             "warn", f"{detail}: slow", "use a cable, or send less: --set exchange.codec=int8"
         )

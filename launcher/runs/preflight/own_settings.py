@@ -37,8 +37,8 @@ def follow_data(
         own_settings, settings, sorted(given), _worker_memory(plan)
     )
     derived = [part for part in answer if part.key in DERIVED_KEYS - set(given)]
-    settled = config.with_settings({part.key: part.value for part in derived})
-    return settled, format_table(derived, settled.output)
+    completed = config.with_settings({part.key: part.value for part in derived})
+    return completed, format_table(derived, completed.output)
 
 
 def _worker_memory(plan: LaunchPlan) -> list[Room]:

@@ -52,7 +52,7 @@ class ProcessState:
     its host does not answer."""
     attempt: int = 0
     failures: int = 0
-    keeper: ProcessIdentity | None = None
+    supervisor: ProcessIdentity | None = None
     child: ProcessIdentity | None = None
     exit_code: int | None = None
     """How the last ended attempt ended, while a new one may run."""
@@ -86,7 +86,7 @@ class SessionSupervisor:
         connection: Connection,
         run_id: str,
         restart: RestartPolicy | None = None,
-        grace: float = SessionSpec.grace,
+        grace: float = SessionSpec.grace_seconds,
         home: str = "",
     ) -> None:
         """`home` is where the host keeps the run: there lie processes whose plan does not say."""
@@ -115,10 +115,10 @@ class SessionSupervisor:
             argv=process.argv,
             env=dict(process.env),
             folder=process.folder,
-            grace=self._grace,
+            grace_seconds=self._grace,
             restart=self._restart,
-            leader=None if leader is None else f"{leader.folder}/state.json",
-            ended=str(PurePosixPath(process.folder).parents[1] / "down"),
+            leader_state=None if leader is None else f"{leader.folder}/state.json",
+            stop_file=str(PurePosixPath(process.folder).parents[1] / "down"),
             notify=tuple(notify),
         )
         self.connection.write(f"{process.folder}/state.json", b"")  # of an earlier start
@@ -135,13 +135,15 @@ class SessionSupervisor:
         argv = (self.connection.python, "-P", "-m", "launcher.session")
         path, log = (
             f"{self.process_folder(process)}/spec.json",
-            f"{self.process_folder(process)}/keeper.log",
+            f"{self.process_folder(process)}/supervisor.log",
         )
         self.connection.spawn_process((*argv, path), {RUN_VARIABLE: self.run_id}, log)
 
     def start_error(self, process: ProcessPlan) -> PartialError:
         """Return the error of a supervisor that wrote no state, with its last output."""
-        text = self._read_log(f"{self.process_folder(process)}/keeper.log").decode(errors="replace")
+        text = self._read_log(f"{self.process_folder(process)}/supervisor.log").decode(
+            errors="replace"
+        )
         words = text.strip().splitlines()
         reason = words[-1] if words else f"no state and no output within {_START_DEADLINE:.0f} s"
         return PartialError(f"{process.name}: its supervisor did not start: {reason}")
@@ -153,7 +155,7 @@ class SessionSupervisor:
         """
         try:
             said = self._read_written_state(process)
-            if said is None or said.is_over or _is_alive(self.connection, said.keeper):
+            if said is None or said.is_over or _is_alive(self.connection, said.supervisor):
                 return said or ProcessState(state="absent")
             # It may have written its last state between the read and this check.
             again = self._read_written_state(process) or said
@@ -184,23 +186,23 @@ class SessionSupervisor:
         living = [
             (process, state)
             for process in plans
-            if (state := self.read_state(process)).keeper and not state.is_over
+            if (state := self.read_state(process)).supervisor and not state.is_over
         ]
         for _, state in living:
-            if state.keeper:
-                self.connection.ask(send_signal, state.keeper, signal.SIGTERM)
-                self.connection.ask(send_signal, state.keeper, signal.SIGCONT)
+            if state.supervisor:
+                self.connection.ask(send_signal, state.supervisor, signal.SIGTERM)
+                self.connection.ask(send_signal, state.supervisor, signal.SIGCONT)
         self.wait_until_stopped([process for process, _ in living], grace)
         for process, _ in living:
             state = self.read_state(process)
-            if state.keeper:
-                self.connection.ask(send_signal, state.keeper, signal.SIGKILL)
+            if state.supervisor:
+                self.connection.ask(send_signal, state.supervisor, signal.SIGKILL)
             if state.child:
                 self.connection.ask(send_group_signal, state.child, signal.SIGKILL)
 
     def wait_until_stopped(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """Wait until the supervisors are gone: `grace` seconds, and while they save."""
-        keepers = [(process, self.read_state(process).keeper) for process in plans]
+        keepers = [(process, self.read_state(process).supervisor) for process in plans]
         until = time.monotonic() + grace
         last, saved = until + LONGEST_SAVE, False
         while left := [p for p, k in keepers if k and self.connection.is_alive(k)]:

@@ -62,7 +62,7 @@ class SystemdSupervisor(SessionSupervisor):
             return state
         shown = self._show_units([process])
         said = shown.units.get(unit_of(self.run_id, process), {})
-        rebooted = state.keeper is not None and state.keeper.boot != shown.boot
+        rebooted = state.supervisor is not None and state.supervisor.boot != shown.boot
         due = rebooted and said.get("UnitFileState") == "enabled"  # but not its turn yet
         coming = said.get("ActiveState") in _COMING
         if coming or (due and said.get("ActiveState") == "inactive"):

@@ -53,7 +53,7 @@ class _Process(BaseModel):
     backend: _Text
     threads: _Number | None
     address: _Text = ""
-    beat: _Text = ""
+    report_file: _Text = ""
 
     @model_validator(mode="after")
     def _is_called_as_it_works(self) -> Self:
@@ -93,7 +93,7 @@ class _Host(BaseModel):
 class _Plan(BaseModel):
     model_config = ConfigDict(frozen=True)
 
-    schema_name: Literal["motley.plan/1"] = Field(alias="schema")
+    schema_name: Literal["motley.plan/2"] = Field(alias="schema")
     run_id: Annotated[str, Field(pattern=f"^{RUN_ID}$")]
     output: _Text
     hosts: Annotated[tuple[_Host, ...], Field(min_length=1, max_length=4096)]

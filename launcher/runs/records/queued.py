@@ -51,10 +51,10 @@ class QueuedJob:
     start: StartArguments
     timeout: Annotated[float, Field(ge=0, le=1e9)] | None
     """Seconds for joining."""
-    who: str
-    added: UnixTime
+    added_by: str
+    added_at: UnixTime
     """Unix seconds, by the clock of the coordinator's host."""
-    schema: Literal["motley.queue.entry/1"] = "motley.queue.entry/1"
+    schema: Literal["motley.queue.entry/2"] = "motley.queue.entry/2"
 
     @contextlib.contextmanager
     def open_request(self) -> Generator[JobRequest]:
@@ -146,7 +146,7 @@ class Queue:
                     end = self._read_end(parts[1]) if f"{parts[1]}.end" in names else None
                     claimed = f"{parts[1]}.run" in names
                     found.append(QueueEntry(parts[1], job, data, claimed, end))
-        return sorted(found, key=lambda entry: (entry.job.added, entry.id)), skipped
+        return sorted(found, key=lambda entry: (entry.job.added_at, entry.id)), skipped
 
     def remove(self, run_id: str) -> None:
         """Remove a job that waits or is over.

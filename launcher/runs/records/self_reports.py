@@ -70,12 +70,12 @@ class _Report(_ProcessReport):
     exchange_ms: float | None = None
     exchange_exposed_ms: float | None = None
     codec: _Text | None = None
-    round_of: _Count | None = None
+    inner_steps: _Count | None = None
     epoch: _Count | None = None
     learning_rate: float | None = None
     validation: _Validation | None = None
     workers: Annotated[list[_ProcessReport], Field(max_length=65536)] | None = None
-    card: Annotated[list[_Text], Field(max_length=64)] | None = None
+    summary: Annotated[list[_Text], Field(max_length=64)] | None = None
     updated: float | None = None
     invalid: list[_Text] | None = None
     notify_failure: _Text | None = None

@@ -89,7 +89,7 @@ class Distillation:
         there = plan and plan.find_process(teacher.name)
         if not there:
             return
-        folder = PurePosixPath(there.beat).parent.parent
+        folder = PurePosixPath(there.report_file).parent.parent
         if not self._windows:
             with suppress(FileNotFoundError):
                 text = connection.read(str(folder / "dataset.json"), limit=_MOST)

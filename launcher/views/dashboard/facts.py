@@ -106,7 +106,7 @@ class Facts:
             own: Mapping[str, float] = self._score.get("figures") or {}
             found += [(name, f"{value:.4g}") for name, value in own.items()]
         if self._steps:
-            samples, missing, repeated, tokens, _ = self._steps[-1]["so_far"]
+            samples, missing, repeated, tokens, _ = self._steps[-1]["totals"]
             exact = f"{missing:,} missing, {repeated:,} repeated"
             exact = "each exactly once" if not missing and not repeated else exact
             found.append(("samples counted", f"{samples:,}, {exact}"))
@@ -124,12 +124,12 @@ class Facts:
 
     def list_traffic(self) -> list[Row]:
         """Return how many bytes were exchanged, if any were."""
-        sent = self._steps[-1]["so_far"][4] if self._steps else 0
+        sent = self._steps[-1]["totals"][4] if self._steps else 0
         return [("bytes exchanged", f"{sent:,}")] if sent else []
 
     def list_faults(self) -> list[Tree]:
-        """Return each loss and resumption: `step`, `what`, and the seconds until the next step
-        (`held_up`) and until the worker was back (`back`), None if that did not come."""
+        """Return each loss and resumption: `step`, `event`, and the seconds until the next step
+        (`delay_seconds`) and until the worker was back (`rejoin_seconds`), None if neither came."""
         found: list[Tree] = []
         stopping = False
         for index, record in enumerate(self._records):
@@ -151,9 +151,9 @@ class Facts:
             found.append(
                 {
                     "step": record["step"],
-                    "what": f"{who}{reason}",
-                    "held_up": None if step is None else round(step - began, 3),
-                    "back": None if back is None else round(back - began, 3),
+                    "event": f"{who}{reason}",
+                    "delay_seconds": None if step is None else round(step - began, 3),
+                    "rejoin_seconds": None if back is None else round(back - began, 3),
                 }
             )
         return found
@@ -219,7 +219,7 @@ class Facts:
         """Return each worker's part of the samples of the steps in the report."""
         sums: dict[int, float] = {}
         for step in self._steps:
-            for rank, samples in step["shares"].items():
+            for rank, samples in step["worker_samples"].items():
                 sums[int(rank)] = sums.get(int(rank), 0.0) + samples
         whole = sum(sums.values())
         return {rank: sums[rank] / whole for rank in sorted(sums)} if whole else {}

@@ -4,7 +4,7 @@ A cursor is the offset behind a line of that file, so it holds for every dashboa
 survives its restart. What the page needs of a line is kept, as JSON; the rest is dropped. Of a
 very long run the older half keeps of every 8 steps, later of every 16, and so on, those with the
 least and the greatest loss and speed, so that no spike vanishes: what a step tells of all before
-it (`so_far`), and a proof (`proofs`), are sums, which no dropped line changes. Validations are
+it (`totals`), and a proof (`proofs`), are sums, which no dropped line changes. Validations are
 thinned out in the same way, and of checkpoints and answers the last of each group is kept.
 """
 
@@ -79,10 +79,10 @@ class _StepLine(_Line):
     exchange_bytes: _Count = 0
     ce: _Figure | None = None
     kl: _Figure | None = None
-    shares: _ByRank = field(default_factory=dict[str, float])
+    worker_samples: _ByRank = field(default_factory=dict[str, float])
     worker_seconds: _ByRank | None = None
     worker_overlap_seconds: _ByRank | None = None
-    samples: Annotated[list[_Shard], Field(max_length=1 << 17)] = field(
+    sample_ranges: Annotated[list[_Shard], Field(max_length=1 << 17)] = field(
         default_factory=list[list[int]]
     )
 
@@ -121,7 +121,6 @@ class _EventLine(_Line):
     digest: _Word | None = None
     ranks: _Ranks | None = None
     samples: _Count | None = None
-    to: _Ranks | None = None
 
 
 _Sums = tuple[int, int, int, int, int]
@@ -217,7 +216,7 @@ class History:
         self._proofs = 0
         self.confusion: tuple[int, list[list[int]]] | None = None
         """The step of the last validation with a confusion matrix, and the matrix."""
-        self._so_far = RunningTotals()
+        self._totals = RunningTotals()
         self._begun = set[int]()
         """Kinds of which there was a line: the first is never dropped."""
         self._keep_next = True
@@ -263,15 +262,15 @@ class History:
     @property
     def position(self) -> tuple[int, int]:
         """The epoch of the last step, and the sample behind it in the epoch's order."""
-        return self._so_far.place or (0, 0)
+        return self._totals.place or (0, 0)
 
     def _count_record(self, record: _Known) -> tuple[int, _Added]:
         """Add a line to the sums, and return its kind and what it tells of them."""
         added: _Added = ()
         kind = 0
         if isinstance(record, _StepLine):
-            ledger = count_samples(record.samples)
-            added = ledger, self._so_far.add_step(record, ledger)
+            ledger = count_samples(record.sample_ranges)
+            added = ledger, self._totals.add_step(record, ledger)
             kind, self._keep_next = 0 if self._keep_next else _STEP, False
         elif isinstance(record, _ValidationLine):
             kind = _VALIDATION
@@ -287,7 +286,7 @@ class History:
         elif record.event in ("lost", "resumed"):
             self._keep_next = True  # it tells how long this held up the run
             if record.event == "resumed":
-                self._so_far.return_to(record.step)
+                self._totals.return_to(record.step)
                 if self.confusion and self.confusion[0] > record.step:
                     self.confusion = None
         if kind > _PROOF and kind not in self._begun:
@@ -402,11 +401,11 @@ def parse_record(line: bytes) -> _Known | None:
 
 def _format_record(record: _Known, added: _Added) -> str:
     """Return a line as JSON, without what the page does not show."""
-    unsent = {"samples", "exchange_bytes"} if isinstance(record, _StepLine) else {"confusion"}
+    unsent = {"sample_ranges", "exchange_bytes"} if isinstance(record, _StepLine) else {"confusion"}
     text = _LINE.dump_json(record, exclude_none=True, exclude=unsent).decode()
     if not added:
         return text
-    names = ("counted", "so_far") if isinstance(record, _StepLine) else ("proofs",)
+    names = ("ledger", "totals") if isinstance(record, _StepLine) else ("proofs",)
     more = json.dumps(dict(zip(names, added, strict=True)), separators=(",", ":"))
     return f"{text[:-1]},{more[1:]}"
 

@@ -40,7 +40,7 @@ class LogQuery:
 
 
 def log_lines(monitor: RunMonitor, name: str, wanted: LogQuery) -> dict[str, Any]:
-    """Return `lines` with their `moments`, and the place behind them as `attempt` and `end`.
+    """Return `lines` with their `timestamps`, and the place behind them as `attempt` and `end`.
 
     A moment is in Unix seconds, by the clock of the process's host; None for a line that does not
     begin with a time.
@@ -53,7 +53,7 @@ def log_lines(monitor: RunMonitor, name: str, wanted: LogQuery) -> dict[str, Any
     supervisor = monitor.find_supervisor(process)
     attempts = supervisor.list_attempts(process)
     if not attempts:
-        return {"attempt": 1, "end": 0, "lines": [], "moments": []}
+        return {"attempt": 1, "end": 0, "lines": [], "timestamps": []}
     attempt, offset = _find_start(supervisor, process, attempts, wanted)
     over = attempt != attempts[-1] or supervisor.read_state(process).is_over
     words = wanted.words.casefold()
@@ -70,7 +70,7 @@ def log_lines(monitor: RunMonitor, name: str, wanted: LogQuery) -> dict[str, Any
             break
     lines = list(found)[:MOST_LINES]
     moments = [leading_timestamp(line) for line in lines]
-    return {"attempt": attempt, "end": end, "lines": lines, "moments": moments}
+    return {"attempt": attempt, "end": end, "lines": lines, "timestamps": moments}
 
 
 def _find_start(

@@ -55,7 +55,7 @@ def _format_sections(report: Report) -> str:
             f"To repeat it, with the settings below as `run.yaml`:\n\n{commands}",
             f"<details><summary>run.yaml</summary>\n\n{settings}\n\n</details>",
         ]
-    lacks = "\n".join(f"- {escape_markdown(line)}" for line in tree["absent"])
+    lacks = "\n".join(f"- {escape_markdown(line)}" for line in tree["missing"])
     return "\n\n".join([*parts, f"Not in this report:\n\n{lacks}"]) + "\n"
 
 
@@ -74,9 +74,9 @@ def _fault_rows(tree: Tree) -> list[tuple[str, str, str, str]]:
     rows = [
         (
             f"{fault['step']:,}",
-            fault["what"],
-            _format_seconds(fault["held_up"]),
-            _format_seconds(fault["back"]),
+            fault["event"],
+            _format_seconds(fault["delay_seconds"]),
+            _format_seconds(fault["rejoin_seconds"]),
         )
         for fault in shown
     ]

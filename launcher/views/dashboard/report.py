@@ -99,7 +99,7 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
     hashes, saved = read_hashes(connection, checkpoint)
     spent = read_spent(registry, run.run_id)
     state["report"] = {
-        "made": time.time(),
+        "created_at": time.time(),
         "version": __version__,
         "facts": [*known.list_facts(), *saved],
         "results": known.list_results(),
@@ -111,7 +111,7 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
         "hashes": hashes,
         "commands": known.list_commands() if settings else [],
         "settings": yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
-        "absent": [*absent, *known.list_absent(hashes=bool(hashes), spent=bool(spent))],
+        "missing": [*absent, *known.list_absent(hashes=bool(hashes), spent=bool(spent))],
     }
     plan = run.plan_by(run.leader_host, connection) or run.plan
     return Report(run.run_id, state, records, read_card(connection, plan.output))

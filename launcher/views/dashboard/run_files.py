@@ -36,8 +36,8 @@ class _Checkpoint(BaseModel):
 
     step: Annotated[int, Field(ge=0, lt=1 << 53)]
     data_digest: _Text | None = None
-    model: _Text | None = None
-    base: _Text | None = None
+    model_digest: _Text | None = None
+    base_digest: _Text | None = None
 
 
 class _File(BaseModel):
@@ -71,8 +71,8 @@ def read_hashes(connection: Connection, checkpoint: str) -> tuple[list[Row], lis
             continue
         weights = next((files[each].blake3 for each in _WEIGHTS if each in files), None)
         found = {
-            "model (files)": run.model,
-            "model (weights)": run.base,
+            "model (files)": run.model_digest,
+            "model (weights)": run.base_digest,
             "training data": run.data_digest,
             "trained weights": weights,
         }
@@ -100,7 +100,7 @@ def read_spent(registry: Registry, run_id: str) -> list[Row]:
     """Return energy and cost, a line for each currency; none if no ledger has the run."""
     remarks: list[str] = []
     try:
-        records = [r for r in read_spend(registry, remarks.append) if r.run == run_id]
+        records = [r for r in read_spend(registry, remarks.append) if r.run_id == run_id]
     except LauncherError as error:
         return [("energy and cost", f"unknown: {plain_reason(error)}"[:_LONGEST])]
     return [*_amount_rows(sum_spend(records, "run")), *(("not counted", line) for line in remarks)]
@@ -109,5 +109,8 @@ def read_spent(registry: Registry, run_id: str) -> list[Row]:
 def _amount_rows(found: Sequence[SpendTotal]) -> Iterator[Row]:
     for total in found:
         if total.kwh:
-            yield "energy", f"{total.kwh:.3f} kWh, {total.measured:.0%} of the time measured"
-        yield "cost", f"{money_text(total.money)} {total.currency or ''}".strip()
+            yield (
+                "energy",
+                f"{total.kwh:.3f} kWh, {total.measured_fraction:.0%} of the time measured",
+            )
+        yield "cost", f"{money_text(total.cost)} {total.currency or ''}".strip()

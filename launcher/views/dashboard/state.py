@@ -164,8 +164,8 @@ class ObservedCluster:
                 self._live[name] = begin()
             return self._live[name]
 
-    def _build_overview(self, gauges: Gauges, settled: bool) -> Tree:
-        """Return the overview; once `settled`, a host without a reading does not answer."""
+    def _build_overview(self, gauges: Gauges, complete: bool) -> Tree:
+        """Return the overview; once `complete`, a host without a reading does not answer."""
         registry = self._cluster.peek_registry()
         remarks: list[str] = [] if registry.absence is None else [str(registry.absence)]
         live = {view.run.run_id: view for view in live_runs(registry)}
@@ -187,10 +187,10 @@ class ObservedCluster:
         for view in views:
             remarks += [line for line in view.unreachable.values() if line not in remarks]
         return {
-            "schema": "motley.dashboard/1",
+            "schema": "motley.dashboard/2",
             "now": time.time(),
             "runs": [_run_line(view) for view in reversed(views)],
-            "hosts": self._host_entries([view for view in views if view.is_live], gauges, settled),
+            "hosts": self._host_entries([view for view in views if view.is_live], gauges, complete),
             "idle": [asdict(host) for host in self._cluster.find_idle_hosts(latest)],
             "spend": self._spend,
             "remarks": [line[:_LONGEST] for line in remarks],
@@ -206,7 +206,7 @@ class ObservedCluster:
         except LauncherError as error:
             remarks.append(str(error))
 
-    def _host_entries(self, live: list[RunView], gauges: Gauges, settled: bool) -> list[Tree]:
+    def _host_entries(self, live: list[RunView], gauges: Gauges, complete: bool) -> list[Tree]:
         names = {host.name: host for host in self._cluster.hosts}
         for view in live:
             names |= {host.name: host for host in view.run.hosts if host.name not in names}
@@ -221,7 +221,7 @@ class ObservedCluster:
             devices = [
                 {"name": d.name, "id": d.id, "backend": d.backend} for d in host.devices or ()
             ]
-            silent = settled and name not in gauges
+            silent = complete and name not in gauges
             reachable = not silent and not any(name in view.unreachable for view in live)
             found.append(
                 {"name": name, "devices": devices, "busy": busy, "reachable": reachable}
@@ -242,7 +242,7 @@ def run_tree(snapshot: TelemetrySnapshot) -> Tree:
                 d.name for d in host.devices or () if d.answers_to(first) and d.name
             )
     return {
-        "schema": "motley.dashboard.run/1",
+        "schema": "motley.dashboard.run/2",
         "now": time.time(),
         "status": status,
         "launched": snapshot.view.run.is_launched,
@@ -252,11 +252,11 @@ def run_tree(snapshot: TelemetrySnapshot) -> Tree:
             p.name: next(iter(p.devices), "cpu").lower() for p in snapshot.view.run.plan.processes
         },
         "gauges": {host: _gauge_entries(read) for host, read in snapshot.gauges.items()},
-        "left": snapshot.left,
+        "seconds_left": snapshot.left,
         "age": round(snapshot.age),
         "remarks": snapshot.view.remarks,
         "failures": [[line[:_LONGEST] for line in f.lines[:12]] for f in snapshot.failures],
-        "card": snapshot.view.result_lines,
+        "summary": snapshot.view.result_lines,
     }
 
 

@@ -57,7 +57,7 @@ def talk() -> Iterator[Talk]:
 
 
 def test_it_greets_first_and_says_what_it_is(talk: Talk) -> None:
-    assert talk.hello["schema"] == "motley.agent/1"
+    assert talk.hello["schema"] == "motley.agent/2"
     assert talk.hello["user"] == LocalConnection().user
     assert talk.hello["pid"] == talk.process.pid
     assert talk.hello["wheel"] is None

@@ -93,7 +93,7 @@ def test_layers_that_are_read_at_each_use_are_told_by_device(
     card, radeon, processor = option["workers"]
     assert (card["layers"], card["reading"]["source"], radeon["count"]) == (64, "memory", 2)
     assert processor["resident"] == 64
-    assert processor["reading"] is processor["refused"] is None
+    assert processor["reading"] is processor["refusal"] is None
 
 
 def test_reading_and_products_are_measured_where_layers_are_read(
@@ -120,12 +120,12 @@ def test_a_model_folder_is_read_by_its_headers(
     folder = str(make_model(tmp_path))
     assert run(["plan", "--model", folder, *CARDS, "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    assert tree["schema"] == "motley.strategies/1"
-    assert tree["model"]["remark"] == ""
-    assert tree["pick"] in [option["strategy"] for option in tree["options"]]
+    assert tree["schema"] == "motley.strategies/2"
+    assert tree["model"]["note"] == ""
+    assert tree["recommended"] in [option["strategy"] for option in tree["options"]]
     for option in tree["options"]:
-        assert option["total"] == pytest.approx(sum(option["bytes"].values()))
-        assert option["fits"] == (option["total"] <= option["room"])
+        assert option["total_bytes"] == pytest.approx(sum(option["bytes_by_part"].values()))
+        assert option["fits"] == (option["total_bytes"] <= option["available_bytes"])
     link = tmp_path / "mine"  # the folder of a GGUF file is elsewhere, too
     link.symlink_to(folder)
     assert run(["plan", "--model", str(link), *CARDS]) == 0
@@ -243,7 +243,7 @@ def test_of_an_adapter_b_may_train_alone(capsys: pytest.CaptureFixture[str]) -> 
     for flags in ((), ("--freeze-a",)):
         assert run(["plan", "--shape", "7b", *CARDS, *flags, "--json"]) == 0
         options = json.loads(capsys.readouterr().out)["options"]
-        sizes += [option["bytes"] for option in options if option["strategy"] == "ddp"][:1]
+        sizes += [option["bytes_by_part"] for option in options if option["strategy"] == "ddp"][:1]
     both, b = (each["gradients"] for each in sizes)
     rows, columns = 4 * 4096 + 2 * 11008 + 4096, 6 * 4096 + 11008
     assert b / both == pytest.approx(rows / (rows + columns))

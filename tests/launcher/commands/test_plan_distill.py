@@ -43,15 +43,15 @@ def test_published_tokens_a_second_are_published_hours(
 
 def test_without_a_rate_it_is_computed_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     tree = tree_of(capsys, *TEACHER, *BOX, "--tokens", "10M")
-    refused = {one["engine"]: one["refused"] for one in tree["options"] if one["refused"]}
+    refused = {one["engine"]: one["refusal"] for one in tree["options"] if one["refusal"]}
     assert refused.keys() == {"openvino"}
-    assert tree["schema"] == "motley.teaching/1"
-    picked = tree["options"][tree["pick"]]
+    assert tree["schema"] == "motley.distillation/1"
+    picked = tree["options"][tree["recommended"]]
     assert (picked["engine"], picked["weights"], picked["fits"]) == ("torch", "bfloat16", "yes")
-    assert picked["source"] == "computed"
+    assert picked["rate_source"] == "computed"
     assert tree["seconds"] == picked["seconds"] == pytest.approx(1e7 / picked["tokens_per_second"])
-    assert (tree["length"], tree["student"]) == (1024, None)
-    assert tree["share"]["bytes"] == pytest.approx(1e7 * tree["share"]["bytes_per_token"])
+    assert (tree["sequence_length"], tree["student"]) == (1024, None)
+    assert tree["logits"]["bytes"] == pytest.approx(1e7 * tree["logits"]["bytes_per_token"])
 
 
 def test_the_slower_one_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_the_slower_one_is_waited_for(capsys: pytest.CaptureFixture[str]) -> Non
     waits = r"The student albor-350m on RTX4090 learns .*, and waits for the teachers \d+% of"
     assert re.search(waits, capsys.readouterr().out)
     tree = tree_of(capsys, *TEACHER, *WITH_CARD, *student)
-    assert tree["seconds"] == pytest.approx(tree["options"][tree["pick"]]["seconds"])
+    assert tree["seconds"] == pytest.approx(tree["options"][tree["recommended"]]["seconds"])
     assert run([*TEACHER, *WITH_CARD, *student, "--rate", "1e9"]) == 0
     assert "never waits: the teachers are faster" in capsys.readouterr().out
     tree = tree_of(capsys, *TEACHER, *WITH_CARD, *student, "--rate", "1e9")
@@ -124,12 +124,12 @@ def test_a_folder_of_logits_gives_its_teachers_rate_and_bytes(
 ) -> None:
     model, logits = taught
     asked = ("plan", "--distill", "--model", str(model), *BOX, "--rate", str(logits))
-    assert not tree_of(capsys, *asked)["share"]["measured"], "of top-8, not of top-64"
+    assert not tree_of(capsys, *asked)["logits"]["measured"], "of top-8, not of top-64"
     tree = tree_of(capsys, *asked, "--top-k", "8")
-    picked = tree["options"][tree["pick"]]
+    picked = tree["options"][tree["recommended"]]
     beat = json.loads((logits / "teachers" / "near.json").read_bytes())
     assert beat["device"] == "cpu"
-    assert (picked["engine"], picked["weights"], picked["source"]) == (
+    assert (picked["engine"], picked["weights"], picked["rate_source"]) == (
         "torch",
         "float32",
         "measured",
@@ -137,8 +137,8 @@ def test_a_folder_of_logits_gives_its_teachers_rate_and_bytes(
     assert picked["tokens_per_second"] == pytest.approx(beat["tokens_per_second"])
     described = LogitsFolder(logits).description
     size = sum(path.stat().st_size for path in logits.glob("shard-*/logits.parquet"))
-    assert tree["share"]["measured"]
-    assert tree["share"]["bytes_per_token"] == pytest.approx(size / described.tokens)
+    assert tree["logits"]["measured"]
+    assert tree["logits"]["bytes_per_token"] == pytest.approx(size / described.tokens)
 
 
 def test_the_hosts_of_an_inventory_are_asked(
@@ -148,7 +148,7 @@ def test_the_hosts_of_an_inventory_are_asked(
     model, logits = taught
     asked = ("plan", "--distill", "--model", str(model), "--student", str(model))
     tree = tree_of(capsys, *asked, "--rate", str(logits))
-    assert tree["options"][tree["pick"]]["source"] == "measured"
+    assert tree["options"][tree["recommended"]]["rate_source"] == "measured"
     assert tree["student"]["seconds"] > 0
 
 

@@ -30,11 +30,13 @@ def test_from_an_empty_file_to_a_cluster_that_grows(lan: Lan, tmp_path: Path) ->
         assert host["memory"] > 0
         assert host["free_disk"] > 0
         assert host["devices"]
-        assert "no Motley at /opt/motley" in host["missing"] or host["motley"]
+        assert "no Motley at /opt/motley" in host["missing_reason"] or host["motley_version"]
     (link,) = tree["links"]
-    assert (link["one"], link["other"], link["problem"]) == ("m1", "m2", "")
-    assert 0 < link["forth"] < 400e6  # shaped to 200 Mbit/s, with a burst that the shaper lets pass
-    assert 0 < link["back"] < 400e6
+    assert (link["source"], link["target"], link["problem"]) == ("m1", "m2", "")
+    assert (
+        0 < link["forward_rate"] < 400e6
+    )  # shaped to 200 Mbit/s, with a burst that the shaper lets pass
+    assert 0 < link["reverse_rate"] < 400e6
     coordinator = tree["proposal"]["coordinator"]
     assert coordinator["reason"].startswith("reaches every other host; its slowest link is ")
 
@@ -42,15 +44,15 @@ def test_from_an_empty_file_to_a_cluster_that_grows(lan: Lan, tmp_path: Path) ->
     assert [host.name for host in hosts] == ["m1", "m2"]
     assert [host.name for host in hosts if host.coordinator] == [coordinator["host"]]
     assert sum(host.student for host in hosts) == sum(host.teacher for host in hosts) == 1
-    assert dict(hosts[0].link_rates)["m2"] == pytest.approx(link["forth"], abs=1e6)
+    assert dict(hosts[0].link_rates)["m2"] == pytest.approx(link["forward_rate"], abs=1e6)
     assert f"# {coordinator['reason']}" in file.read_text()
 
     edited = file.read_text().replace("m1:", "m1:   # mine", 1).replace("/srv/motley", "/srv/other")
     file.write_text(edited)
     third.announce()
     tree, _ = lan.discover("--write", file, "--no-links")
-    gone = [line for line in tree["difference"][2:] if line.startswith("-")]
-    come = [line for line in tree["difference"][2:] if line.startswith("+")]
+    gone = [line for line in tree["diff"][2:] if line.startswith("-")]
+    come = [line for line in tree["diff"][2:] if line.startswith("+")]
     assert gone == []
     assert [line.split(":")[0].strip("+ ") for line in come] == [
         "m3",
@@ -62,7 +64,7 @@ def test_from_an_empty_file_to_a_cluster_that_grows(lan: Lan, tmp_path: Path) ->
     assert [host.name for host in load_inventory(file)] == ["m1", "m2", "m3"]
 
     tree, _ = lan.discover("--write", file, "--no-links", "--no-mdns")  # by the file alone
-    assert tree["difference"] == []
+    assert tree["diff"] == []
     assert [host["sources"] for host in tree["hosts"]] == [["inventory"]] * 3
     program = [str(PROGRAMS / "ansible-inventory"), "-i", str(file), "--host", "m3"]
     shown = subprocess.run(program, capture_output=True, text=True, timeout=120)

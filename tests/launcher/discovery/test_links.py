@@ -113,7 +113,7 @@ def test_an_odd_rate_is_that_hosts_fault(
     lie = {"source": "127.0.9.2", "mtu": odd} if question == "routes" else odd
     visits |= three((question, key, lie))
     found, _ = ask(visits)
-    links = {(link.one, link.other): link for link in measure_links(found, free_port())}
+    links = {(link.source, link.target): link for link in measure_links(found, free_port())}
     assert links["first", "second"].problem.startswith(f"host second: {question}: ")
     assert links["first", "second"].unknown
     assert links["first", "third"].problem == links["second", "third"].problem == ""

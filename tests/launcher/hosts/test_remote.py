@@ -30,7 +30,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.cluster
 
 HELLO = (
-    '{"schema": "motley.agent/1", "version": "0", "wheel": null, "python": "/p", "user": "u", '
+    '{"schema": "motley.agent/2", "version": "0", "wheel": null, "python": "/p", "user": "u", '
     '"units": true, "state_folder": "/s", "pid": 1}'
 )
 Speak = Callable[[str], ProcessPipe]

@@ -87,7 +87,7 @@ def test_the_reference_cluster_needs_no_word_about_roles() -> None:
     )
     assert flags(plan.leader, "--gpu") == ["GPU-4090"]
     assert (plan.port, plan.bind_address, plan.workers) == (None, "", ())
-    assert all(not process.names and not process.address for process in plan.processes)
+    assert all(not process.certificate_names and not process.address for process in plan.processes)
     assert validate_data(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
 
 
@@ -116,14 +116,14 @@ def test_each_host_finds_the_share_at_its_own_place() -> None:
     assert f"checkpoint.folder=/mnt/motley/checkpoints/{RUN}" in flags(student, "--set")
     assert flags(evaluator, "--watch") == [f"/srv/motley/checkpoints/{RUN}"]
     assert flags(teacher, "--until") == [f"/srv/motley/checkpoints/{RUN}/status.json"]
-    assert teacher.beat == "/srv/motley/logits/first/teachers/teacher-0.json"
+    assert teacher.report_file == "/srv/motley/logits/first/teachers/teacher-0.json"
     assert plan.output == "/var/lib/motley/outputs/distill"
-    assert student.reads == {"model": ("/var/lib/motley/inputs/student",)}
-    assert teacher.reads == {
+    assert student.required_paths == {"model": ("/var/lib/motley/inputs/student",)}
+    assert teacher.required_paths == {
         "model": ("/var/lib/motley/inputs/teacher",),
         "data": ("/var/lib/motley/inputs/corpus",),
     }
-    assert student.writes == {
+    assert student.writable_folders == {
         "output": "/var/lib/motley/outputs/distill",
         "logits": "/mnt/motley/logits/first",
         "checkpoints": f"/mnt/motley/checkpoints/{RUN}",
@@ -346,7 +346,7 @@ def test_the_prompts_of_a_student_that_answers_are_on_its_host() -> None:
     assert config.distillation.on_policy is not None
     assert config.distillation.on_policy.prompts == "/state/inputs/prompts.jsonl"
     assert config.distillation.on_policy.staleness == 4
-    assert "/state/inputs/prompts.jsonl" in student.reads["validation"]
+    assert "/state/inputs/prompts.jsonl" in student.required_paths["validation"]
 
 
 def test_corpora_of_the_hub_and_names_of_keys_reach_every_process() -> None:
@@ -366,7 +366,7 @@ def test_corpora_of_the_hub_and_names_of_keys_reach_every_process() -> None:
     teacher, student = named(plan, "teacher-0"), named(plan, "student")
     assert flags(teacher, "--data") == [hub, "/state/inputs/more"]
     assert flags(teacher, "--column") == ["text=body"]
-    assert teacher.reads["data"] == (hub, "/state/inputs/more")
+    assert teacher.required_paths["data"] == (hub, "/state/inputs/more")
     assert {f"data.validation={hub}", "data.columns={text: own}"} <= set(flags(student, "--set"))
     evaluator = named(plan, "evaluator-0")
     assert flags(evaluator, "--data") == [hub]

@@ -69,7 +69,7 @@ def test_the_reference_cluster_keeps_inventory_order(config: RunConfig) -> None:
     assert flag(plan.leader.argv, "--bind") == "10.0.0.2:9000"
     assert flag(plan.leader.argv, "--expect-workers") == "3"
     assert {worker.address for worker in plan.workers} == {"10.0.0.2:9000"}
-    assert "10.0.0.2" in plan.leader.names
+    assert "10.0.0.2" in plan.leader.certificate_names
 
 
 def test_a_gpu_comes_before_cpu_workers_and_keeps_a_core(config: RunConfig) -> None:
@@ -113,7 +113,7 @@ def test_ipv6_is_bracketed_on_command_lines_only(config: RunConfig) -> None:
     plan = place_run([replace(INTEL, bind_address="fd00::2"), LAMBDA], config, None, SETTING)
     assert flag(plan.leader.argv, "--bind") == "[fd00::2]:9000"
     assert plan.workers[0].address == "[fd00::2]:9000"
-    assert "fd00::2" in plan.leader.names
+    assert "fd00::2" in plan.leader.certificate_names
 
 
 def test_two_networks_an_explicit_address_beats_the_route_and_ansible_host(
@@ -148,7 +148,7 @@ def test_host_names_alone_are_enough_when_routes_are_known(config: RunConfig) ->
     plan = place_run(hosts, config, None, setting)
     assert plan.leader.address == "10.0.0.2:9000"
     assert {worker.address for worker in plan.workers} == {"10.0.0.2:9000"}
-    assert plan.workers[2].names == ("10.0.0.3", "lambda")
+    assert plan.workers[2].certificate_names == ("10.0.0.3", "lambda")
 
 
 def test_one_remote_machine_alone_stays_on_loopback(config: RunConfig) -> None:
@@ -167,7 +167,7 @@ def test_the_laptop_may_coordinate_or_train_beside_hosts_over_ssh(config: RunCon
     assert plan.leader.argv[0] == "/venv/bin/trainer"
     assert plan.workers[1].argv[0] == "/opt/motley/current/bin/trainer"
     assert {worker.address for worker in plan.workers} == {"10.0.0.9:9000"}
-    assert "10.0.0.9" in plan.workers[0].names
+    assert "10.0.0.9" in plan.workers[0].certificate_names
     plan = place_run(
         [replace(INTEL, bind_address=None), replace(laptop, coordinator=False)],
         config,
@@ -226,7 +226,7 @@ def test_a_worker_on_another_network_connects_elsewhere_and_the_certificate_know
     plan = place_run([INTEL, far], config, None, SETTING)
     assert plan.workers[2].address == "gateway.example:9000"
     assert plan.workers[0].address == "10.0.0.2:9000"
-    assert {"gateway.example", "10.0.0.2"} <= set(plan.leader.names)
+    assert {"gateway.example", "10.0.0.2"} <= set(plan.leader.certificate_names)
 
 
 def test_a_trainer_and_a_state_folder_of_its_own(config: RunConfig) -> None:

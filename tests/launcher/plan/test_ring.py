@@ -41,7 +41,7 @@ def test_a_ring_has_ranks_alone_and_meets_at_rank_0(config: RunConfig) -> None:
         assert flag(worker.argv, "--master") == "10.0.0.2:9000" == worker.address
         assert flag(worker.argv, "--gpus") == f"GPU-{rank % 2}"
         assert not {"--role", "--tls", "--coordinator"} & set(worker.argv)
-        assert not worker.names, "it gets no certificate, for which it has no use"
+        assert not worker.certificate_names, "it gets no certificate, for which it has no use"
 
 
 def test_a_ring_on_this_machine(config: RunConfig) -> None:

@@ -172,10 +172,17 @@ def test_what_is_done_is_not_planned_again(inputs: Path, tmp_path: Path) -> None
     with pytest.raises(OverBudgetError, match="are planned"):
         start.ask()
     record = SpendRecord(
-        run="r", host="near", until=1, seconds=1, kwh=0, measured=0, money=0.5, currency="EUR"
+        run_id="r",
+        host="near",
+        until=1,
+        seconds=1,
+        kwh=0,
+        measured_seconds=0,
+        cost=0.5,
+        currency="EUR",
     )
     SpendLedger(tmp_path / "spend.jsonl").append_records([record])
-    status = {"schema": "motley.status/1", "run_id": "r", "step": 51, "total_steps": 100}
+    status = {"schema": "motley.status/2", "run_id": "r", "step": 51, "total_steps": 100}
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "status.json").write_text(json.dumps(status))
     assert start.ask()[0].startswith("budget: 0.50 EUR were spent, and ")

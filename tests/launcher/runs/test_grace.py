@@ -117,8 +117,8 @@ def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
         argv=process.argv,
         env=dict(process.env),
         folder=str(folder),
-        grace=0.2,
-        longest_save=0.5,
+        grace_seconds=0.2,
+        max_save_seconds=0.5,
     )
     (folder / "spec.json").write_bytes(spec.to_json())
     supervisor = SessionSupervisor(LocalConnection(), run_id)
@@ -131,5 +131,5 @@ def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
 
 def test_every_grace_outlasts_what_a_stopped_coordinator_waits_for() -> None:
     """It gives up its step first; then its supervisor's grace ends, then the launcher's."""
-    keeper = SessionSpec("coordinator", "run", (), {}, "").grace
+    keeper = SessionSpec("coordinator", "run", (), {}, "").grace_seconds
     assert membership.STOP_PATIENCE + link.FLUSH < keeper < down.GRACE

@@ -153,7 +153,9 @@ def test_a_host_that_the_inventory_lacks_is_unreachable_whatever_its_plan_says(
     "folder", ["../../..", "/etc", "/", "relative", "-rf", "/var/lib/motley/../../etc/x"]
 )
 def test_no_path_of_a_plan_is_used_on_any_host(lab: Lab, host: str, folder: str) -> None:
-    tree = lab.worker(host=host, folder=folder, beat=f"{folder}/beat.json", argv=["sh", "-c", "x"])
+    tree = lab.worker(
+        host=host, folder=folder, report_file=f"{folder}/beat.json", argv=["sh", "-c", "x"]
+    )
     hosts = [{**each, "state_folder": folder} for each in tree["hosts"]]
     hosts.append({**hosts[1], "name": "localhost", "connection": "local"})
     lab.says({**tree, "hosts": hosts})
@@ -189,7 +191,7 @@ def test_where_a_process_reports_says_the_plan_of_its_own_host(lab: Lab) -> None
 
 
 def write_state(folder: Path, **changes: object) -> None:
-    tree = {"state": "running", "attempt": 1, "failures": 0, "keeper": None, "child": None}
+    tree = {"state": "running", "attempt": 1, "failures": 0, "supervisor": None, "child": None}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "state.json").write_text(json.dumps({**tree, **changes}))
 
@@ -225,7 +227,7 @@ def test_a_plan_of_another_shape_is_damaged(lab: Lab, what: str) -> None:
     "data", [b"[" * 100_000, b"{" * 100_000, b"\xff\xfe", b"", b"null", b"1" * 10_000]
 )
 def test_what_is_no_plan_at_all(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"motley\.plan/1: .+"):
+    with pytest.raises(ValueError, match=r"motley\.plan/2: .+"):
         read_record(data, RUN_ID)
 
 
@@ -244,8 +246,8 @@ def test_a_folder_that_cannot_be_a_run_is_none(lab: Lab, name: str) -> None:
         {"state": "on fire"},
         {"state": 7},
         {"attempt": "many"},
-        {"keeper": {"pid": "1", "start": [], "boot": 3}},
-        {"keeper": [1, 2]},
+        {"supervisor": {"pid": "1", "start": [], "boot": 3}},
+        {"supervisor": [1, 2]},
         {"exit_code": "zero"},
         {"message": {"a": 1}},
     ],

@@ -176,7 +176,7 @@ def test_what_is_no_job_is_named_and_passed_over(start: StartArguments, queue: Q
     tree = json.loads((folder / f"{run_id}.json").read_text())
     (folder / "odd-1.json").write_text(json.dumps({**tree, "leader": "worker"}))
     for number, (key, value) in enumerate(
-        (("added", 1e59), ("added", -1.0), ("timeout", 1e59), ("added", "soon")), 1
+        (("added_at", 1e59), ("added_at", -1.0), ("timeout", 1e59), ("added_at", "soon")), 1
     ):
         (folder / f"late-{number}.json").write_text(json.dumps({**tree, key: value}))
     os.mkfifo(folder / "pipe-1.json")
@@ -185,7 +185,7 @@ def test_what_is_no_job_is_named_and_passed_over(start: StartArguments, queue: Q
         sparse.truncate(60 << 30)
     entries, skipped = queue.read_entries()
     assert [entry.id for entry in entries] == [run_id]
-    for number, key in enumerate(("added", "added", "timeout", "added"), 1):
+    for number, key in enumerate(("added_at", "added_at", "timeout", "added_at"), 1):
         assert skipped.pop(f"late-{number}.json").startswith(f"damaged: {key}: ")
     assert skipped.pop("sparse-1.json").startswith("damaged")
     assert skipped.pop("odd-1.json").startswith("damaged: leader: ")

@@ -118,7 +118,7 @@ class Distillation:
         identity = asdict(require_identity(self.pid))
         tree = {
             "state": state,
-            "keeper": identity,
+            "supervisor": identity,
             "child": identity if living else None,
             "attempt": 1,
             "failures": 0,
@@ -138,7 +138,7 @@ class Distillation:
         process = self.run.plan.find_process("teacher-0")
         assert process is not None
         tree = {"pid": pid, "state": "running", "shards_done": done, "shards": 12}
-        write(Path(process.beat), tree)
+        write(Path(process.report_file), tree)
 
 
 def write(path: Path, tree: object) -> None:

@@ -35,7 +35,7 @@ def test_only_an_attempt_after_a_failure_may_fall_back(
 ) -> None:
     """A start by hand asks for the device again, however often the process was started before."""
     code = f"import os\nprint('may:', os.environ.get({FALLBACK_VARIABLE!r}))\nraise SystemExit(7)"
-    restart = RestartPolicy(first_delay=0.01, most_failures=2)
+    restart = RestartPolicy(first_delay=0.01, max_failures=2)
     supervisor = kind(LocalConnection(), run_id, restart)
     process = python_process(tmp_path, code)
     for first in (1, 3):
@@ -51,7 +51,7 @@ def test_a_process_that_a_boot_goes_on_with_may_fall_back(run_id: str, tmp_path:
     process = python_process(tmp_path, code)
     supervisor.start_process(process)
     wait_for(lambda: supervisor.read_log(process, 1) == b"may: None\n", "the first line")
-    keeper = supervisor.read_state(process).keeper
+    keeper = supervisor.read_state(process).supervisor
     assert keeper is not None
     send_signal(keeper, signal.SIGKILL)
     wait_for(lambda: not find_run(run_id), "keeper and child to be gone")

@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.cluster
 
 RUN_ID = f"full-disk-{secrets.token_hex(4)}"  # tests of other checkouts may run beside
-QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05)
+QUICK = RestartPolicy(first_delay=0.01, max_delay=0.05)
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
@@ -122,7 +122,7 @@ class Kept:
         )
         path = self.folder / "spec.json"
         path.write_bytes(spec.to_json())
-        with (self.folder / "keeper.log").open("ab") as log:
+        with (self.folder / "supervisor.log").open("ab") as log:
             self.keeper = subprocess.Popen(
                 [sys.executable, "-P", "-m", "launcher.session", str(path)],
                 stdin=subprocess.DEVNULL,

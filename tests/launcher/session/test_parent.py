@@ -25,7 +25,7 @@ from trainer.system.process.child import PARENT_VARIABLE
 
 pytestmark = pytest.mark.cluster
 
-QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
+QUICK = RestartPolicy(first_delay=0.01, max_delay=0.05, max_failures=4)
 LOAD = """\
 from trainer.system.process.prefork import fork_workers
 fork_workers(lambda: print('imported'))
@@ -88,9 +88,9 @@ def test_a_forked_child_is_like_any_other(supervisor: SessionSupervisor, tmp_pat
     kill(supervisor, process)
     seen.append(json.loads(wait_for_line(supervisor, process, 2).splitlines()[0]))
     state = supervisor.read_state(process)
-    assert state.keeper is not None
+    assert state.supervisor is not None
     for facts in seen:
-        assert facts["ppid"] == state.keeper.pid
+        assert facts["ppid"] == state.supervisor.pid
         assert facts["group"] == facts["pid"]
         assert facts["folder"] == process.folder
         assert (facts["blocked"], facts["stdin"]) == ([], "")
@@ -109,9 +109,9 @@ def test_a_parent_that_dies_is_replaced(supervisor: SessionSupervisor, tmp_path:
     supervisor.start_process(process)
     wait_for_line(supervisor, process, 1)
     state = supervisor.read_state(process)
-    assert state.keeper is not None
+    assert state.supervisor is not None
     members = {p.pid for p in find_run(supervisor.run_id)}
-    (parent,) = members - {state.keeper.pid, state.child.pid if state.child else 0}
+    (parent,) = members - {state.supervisor.pid, state.child.pid if state.child else 0}
     os.kill(parent, signal.SIGKILL)
     wait_for(lambda: identify_process(parent) is None, "the parent's end")
     assert supervisor.read_state(process).child == state.child
@@ -128,8 +128,8 @@ def test_a_killed_keeper_takes_parent_and_child_along(
     supervisor.start_process(process)
     wait_for_line(supervisor, process, 1)
     state = supervisor.read_state(process)
-    assert state.keeper is not None
-    send_signal(state.keeper, signal.SIGKILL)
+    assert state.supervisor is not None
+    send_signal(state.supervisor, signal.SIGKILL)
     wait_for(lambda: not find_run(supervisor.run_id), "everything to be gone")
     assert supervisor.read_state(process).state == "lost"
 

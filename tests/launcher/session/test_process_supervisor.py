@@ -39,7 +39,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
-QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
+QUICK = RestartPolicy(first_delay=0.01, max_delay=0.05, max_failures=4)
 SLEEP = "import time\nwhile True: time.sleep(60)"
 Make = Callable[..., SessionSupervisor]
 
@@ -127,7 +127,7 @@ def test_a_run_keeps_its_version_when_its_host_comes_back(home: Path, run_id: st
             return supervisor.read_log(process, attempt)
 
         wait_for(lambda: said().endswith((b"old\n", b"new\n")), f"attempt {attempt}")
-        keeper = supervisor.read_state(process).keeper
+        keeper = supervisor.read_state(process).supervisor
         assert keeper is not None
         send_signal(keeper, signal.SIGKILL)
         wait_for(lambda: supervisor.read_state(process).state == "lost", "the crash")
@@ -164,7 +164,7 @@ def test_codes_that_would_repeat_themselves_end_it(make: Make, home: Path, code:
 def test_other_codes_are_tried_again_and_given_up_at_last(make: Make, home: Path) -> None:
     """Each attempt ends with another code."""
     codes = (1, 3, 6, 7, 1)
-    supervisor = make(replace(QUICK, most_failures=len(codes)))
+    supervisor = make(replace(QUICK, max_failures=len(codes)))
     code = (
         f"with open({str(home / 'tries')!r}, 'a+b') as tries:\n"
         "    tries.write(b'x')\n    count = tries.tell()\n"
@@ -188,7 +188,7 @@ def test_other_codes_are_tried_again_and_given_up_at_last(make: Make, home: Path
 
 
 def test_a_notification_that_fails_is_in_the_last_state(make: Make, home: Path) -> None:
-    supervisor = make(replace(QUICK, most_failures=1))
+    supervisor = make(replace(QUICK, max_failures=1))
     process = python_process(home, "raise SystemExit(3)")
     supervisor.start_process(process, notify=("false",))
     wait_for(lambda: supervisor.read_state(process).notify_failure is not None, "the first try")
@@ -266,7 +266,7 @@ def test_a_stopped_process_can_be_ended(make: Make, home: Path) -> None:
 
 
 def test_a_request_during_the_pause_ends_it_at_once(make: Make, home: Path) -> None:
-    supervisor = make(RestartPolicy(first_delay=600.0, longest_delay=600.0))
+    supervisor = make(RestartPolicy(first_delay=600.0, max_delay=600.0))
     process = python_process(home, "raise SystemExit(3)")
     supervisor.start_process(process)
     wait_for(lambda: supervisor.read_state(process).state == "backoff", "the pause")
@@ -328,7 +328,7 @@ def test_a_process_ends_for_good_with_its_leader(make: Make, home: Path) -> None
     leader = python_process(home, SLEEP, "coordinator")
     restarted = python_process(home, "print('up')\nraise SystemExit(3)", "worker-0")
     patient = python_process(home, SLEEP, "worker-1")
-    supervisor = make(RestartPolicy(first_delay=0.01, longest_delay=0.01), grace=0.1)
+    supervisor = make(RestartPolicy(first_delay=0.01, max_delay=0.01), grace=0.1)
     for process in (leader, restarted, patient):
         supervisor.start_process(process, None if process is leader else leader)
     wait_for(lambda: supervisor.read_state(restarted).attempt > 2, "a few restarts")
@@ -350,8 +350,8 @@ def test_a_killed_keeper_takes_its_child_along_and_is_reported_lost(
     supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
     state = wait_until_running(supervisor, process)
-    assert state.keeper is not None
-    send_signal(state.keeper, signal.SIGKILL)
+    assert state.supervisor is not None
+    send_signal(state.supervisor, signal.SIGKILL)
     wait_for(lambda: not find_run(run_id), "keeper and child to be gone")
     assert supervisor.read_state(process).state == "lost"
     assert supervisor.read_state(process).is_over
@@ -371,7 +371,7 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
     subprocess.run([sys.executable, "-c", starter, plan], check=True, timeout=60)
     supervisor = SessionSupervisor(LocalConnection(), run_id)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    keeper = supervisor.read_state(process).keeper
+    keeper = supervisor.read_state(process).supervisor
     assert keeper is not None
     assert os.getsid(keeper.pid) == keeper.pid
     wait_until_running(supervisor, process)
@@ -426,7 +426,7 @@ def test_the_pause_grows_is_jittered_and_bounded() -> None:
 
 def test_a_healthy_life_makes_the_count_start_again(run_id: str, tmp_path: Path) -> None:
     """With every life counted healthy it never gives up, however often it fails."""
-    policy = replace(QUICK, healthy_after=0.0, most_failures=2)
+    policy = replace(QUICK, healthy_after=0.0, max_failures=2)
     supervisor = SessionSupervisor(LocalConnection(), run_id, policy)
     process = python_process(tmp_path, "raise SystemExit(1)")
     supervisor.start_process(process)

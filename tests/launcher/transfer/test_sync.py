@@ -379,8 +379,8 @@ def test_the_command_prints_json(
     make_model(tmp_path / "model")
     assert run(["sync", "inputs", str(tmp_path / "model"), "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    assert tree["schema"] == "motley.sync/1"
-    assert tree["what"] == "inputs"
+    assert tree["schema"] == "motley.sync/2"
+    assert tree["content"] == "inputs"
     assert tree["hosts"][0]["files"] == 2
     assert same(tmp_path / "model", tmp_path / "state/inputs/model")
 

@@ -204,12 +204,12 @@ def test_an_exchange_whose_exposed_part_is_not_known(run: Run) -> None:
 
 def test_codec_and_rounds_in_use_are_shown(run: Run) -> None:
     whole = snapshot(run)
-    training = {**TRAINING, "codec": "int8", "round_of": 20}
+    training = {**TRAINING, "codec": "int8", "inner_steps": 20}
     view = replace(whole.view, training=training)
     text = " ".join("\n".join(drawn(replace(whole, view=view), 80)).split())
     assert "exchange 35 ms (9 exposed), int8, rounds of 20 steps" in text
     assert "4,200 tokens/s, int8, rounds of 20 steps" in format_progress(training)
-    assert format_progress({**training, "round_of": None}).endswith("tokens/s, int8")
+    assert format_progress({**training, "inner_steps": None}).endswith("tokens/s, int8")
     assert format_progress(TRAINING).endswith("tokens/s")
     assert "step 120/480, loss -, 4,200" in format_progress({**TRAINING, "loss": None})
 
@@ -334,7 +334,7 @@ def test_a_run_without_ranks_goes_by_names(run: Run) -> None:
         run.plan,
         processes=(
             replace(student, name="student", role="student"),
-            replace(teacher, name="teacher-0", role="teacher", rank=None, beat="/beat"),
+            replace(teacher, name="teacher-0", role="teacher", rank=None, report_file="/beat"),
         ),
     )
     view = snapshot(replace(run, plan=plan)).view

@@ -116,10 +116,10 @@ def test_nothing_to_restore(store: CheckpointStore, tmp_path: Path):
 def test_a_checkpoint_from_before_there_were_students(store: CheckpointStore):
     path = save(store, 1)
     run = json.loads((path / "run.json").read_bytes())
-    del run["stream"]
+    del run["logits_position"]
     (path / "run.json").write_text(json.dumps(run))
-    assert read_progress(path).stream is None
-    del run["position"]
+    assert read_progress(path).logits_position is None
+    del run["epoch_samples"]
     (path / "run.json").write_text(json.dumps(run))
-    with pytest.raises(StorageError, match="position: Field required"):
+    with pytest.raises(StorageError, match="epoch_samples: Field required"):
         read_progress(path)

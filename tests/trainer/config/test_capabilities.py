@@ -28,7 +28,7 @@ VALUES: dict[str, Any] = {
     "exchange.rounds_after": 7,
     "exchange.outer_learning_rate": 0.5,
     "exchange.outer_momentum": 0.5,
-    "exchange.settle_every": 7,
+    "exchange.flush_every": 7,
     "exchange.shares": [1, 1],
     "exchange.heartbeat": 0.25,
     "exchange.lost_after": 9.0,

@@ -304,7 +304,7 @@ def test_what_excludes_a_held_out_share(settings: dict[str, object], message: st
     [
         ({"exchange.codec": "int16"}, "exchange.codec: codec int16: unknown; use one of"),
         ({"exchange.codec": "topk:0.1"}, "codec topk:0.1: unknown; use one of auto, fp32, bf16, "),
-        ({"exchange.settle_every": 0}, "exchange.settle_every"),
+        ({"exchange.flush_every": 0}, "exchange.flush_every"),
     ],
 )
 def test_codecs_that_do_not_suit_are_refused_in_one_line(settings: dict[str, object], message: str):

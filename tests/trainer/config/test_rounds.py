@@ -25,14 +25,14 @@ def test_members_agree_on_rounds_and_on_which_are_settled():
         {"exchange__rounds_after": 1},
         {"exchange__outer_learning_rate": 0.6},
         {"exchange__outer_momentum": 0.5},
-        {"exchange__settle_every": 3},
+        {"exchange__flush_every": 3},
         {"checkpoint__every": 3},
         {"training__evaluate_every": 3},
     ):
         assert rounds(**settings).agreement_digest() != config.agreement_digest(), settings
-    other = rounds(exchange__settle_every=3)
+    other = rounds(exchange__flush_every=3)
     (change,) = config.list_changes(other)
-    assert change == "exchange.rounds.settled_at: [140] -> [3, 140]"
+    assert change == "exchange.rounds.flush_every: [140] -> [3, 140]"
 
 
 def test_without_rounds_their_settings_are_not_compared():
@@ -43,8 +43,8 @@ def test_without_rounds_their_settings_are_not_compared():
 
 
 def test_rounds_are_settled_wherever_a_run_is_saved():
-    config = rounds(exchange__settle_every=7, checkpoint__every=10, training__evaluate_every=0)
-    assert config.exchange.settled_at(*config.save_intervals) == (7, 10)
+    config = rounds(exchange__flush_every=7, checkpoint__every=10, training__evaluate_every=0)
+    assert config.exchange.flush_intervals(*config.save_intervals) == (7, 10)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_inspection_of_rows_is_that_of_samples_in_memory(
     assert len(cache_folder.list_entries()) == 2
     assert in_memory.exit_code == encoded.exit_code == 0
     assert json.loads(encoded.stdout) == json.loads(in_memory.stdout)
-    assert json.loads(encoded.stdout)["shared"] > 30
+    assert json.loads(encoded.stdout)["in_both"] > 30
 
 
 def scored(trained: Path, data: Path, **options: Any) -> EvaluationScores:

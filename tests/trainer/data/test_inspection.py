@@ -32,7 +32,7 @@ def shown(*arguments: object, **environment: str | None) -> str:
 
 def inspected(*arguments: object) -> dict[str, Any]:
     tree = json.loads(shown(*arguments, "--json"))
-    assert tree["schema"] == "motley.data/1"
+    assert tree["schema"] == "motley.data/2"
     return tree
 
 
@@ -49,7 +49,7 @@ def test_a_classification(model: Path, tmp_path: Path) -> None:
     assert (tree["task"], tree["samples"], tree["validation_samples"]) == ("classify", 10, 2)
     assert tree["shapes"] == {"{text, label}": 10}
     assert tree["classes"] == {"ham": 3, "spam": 7}
-    assert [tree[key] for key in ("duplicates", "ambiguous", "shared")] == [1, 1, 1]
+    assert [tree[key] for key in ("duplicates", "ambiguous", "in_both")] == [1, 1, 1]
     assert tree["tokens"] == {
         "total": 78,
         "longest": 16,
@@ -60,7 +60,7 @@ def test_a_classification(model: Path, tmp_path: Path) -> None:
         "unlearned_samples": 0,
     }
     assert tree["unused"] == ["keys of a line with a label that are not used: 'colour' (10 times)"]
-    first = {"place": f"{data}:1", "label": "spam", "pieces": [{"text": "ab", "learned": False}]}
+    first = {"location": f"{data}:1", "label": "spam", "spans": [{"text": "ab", "learned": False}]}
     assert tree["examples"][0] == first
     assert len(tree["examples"]) == 2
     text = shown(data, *options)
@@ -102,7 +102,7 @@ def test_what_is_learned(
     found = inspected(data, "--model", model)
     assert (found["task"], found["shapes"], found["classes"]) == ("causal-lm", {shape: 1}, None)
     (example,) = found["examples"]
-    shown_pieces = [(piece["text"], piece["learned"]) for piece in example["pieces"]]
+    shown_pieces = [(piece["text"], piece["learned"]) for piece in example["spans"]]
     if pieces is None:
         learned = "".join(text for text, is_learned in shown_pieces if is_learned)
         assert "a" in learned
@@ -117,7 +117,7 @@ def test_pieces_of_a_text_keep_the_spaces_between_them(tmp_path: Path, kind: Kin
     spaced_tokenizer(tmp_path / "model", kind)
     data = write(tmp_path / "a.jsonl", {"prompt": "a time", "completion": " time é b"})
     (example,) = inspected(data, "--model", tmp_path / "model")["examples"]
-    texts = [piece["text"] for piece in example["pieces"]]
+    texts = [piece["text"] for piece in example["spans"]]
     assert texts == ["<s> a time", " time é b</s>"]
 
 

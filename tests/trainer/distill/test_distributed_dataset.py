@@ -125,7 +125,7 @@ def test_the_digest_is_of_the_bytes(
         read_inputs(configure(model, folder.path), "run").job for folder in (logits, same, other)
     ]
     assert jobs[0] == jobs[1]
-    assert jobs[0].data != jobs[2].data
+    assert jobs[0].data_digest != jobs[2].data_digest
     assert (
         config.agreement_digest()
         != configure(model, logits.path, distillation__alpha=0.6).agreement_digest()

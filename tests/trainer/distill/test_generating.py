@@ -114,8 +114,8 @@ def test_each_prompt_is_answered_once_and_scored_as_by_prefill(
     teacher = TorchEngine(model, torch.float32)
     for each in found:
         (logits,) = teacher.iterate_logits([each.tokens])
-        log_p = logits.log_softmax(-1)[each.asked - 1 :]
-        new = torch.tensor(each.tokens[each.asked :].astype(np.int64))
+        log_p = logits.log_softmax(-1)[each.prompt_length - 1 :]
+        new = torch.tensor(each.tokens[each.prompt_length :].astype(np.int64))
         expected = log_p.gather(1, new[:, None])[:, 0].numpy()
         np.testing.assert_allclose(each.logprobs, expected, atol=1e-4)
 
@@ -217,7 +217,7 @@ def test_a_text_ends_an_answer(ask: Callable[..., AnswerAssignment]) -> None:
 def test_a_line_end_ends_an_answer_too(ask: Callable[..., AnswerAssignment]) -> None:
     assignment = ask("out", stops=["\n", "\x1b[0m"])
     answer(assignment)
-    assert AnswersFolder(assignment.folder.path).description.stops == ("\n", "\x1b[0m")
+    assert AnswersFolder(assignment.folder.path).description.stop_strings == ("\n", "\x1b[0m")
 
 
 def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(
@@ -241,7 +241,7 @@ def test_other_settings_and_what_does_not_fit_are_refused(
     ask: Callable[..., AnswerAssignment], tmp_path: Path
 ) -> None:
     answer(ask("out"))
-    with pytest.raises(RefusedError, match=r"drawing\.temperature is 1\.0 there and 0\.5 here"):
+    with pytest.raises(RefusedError, match=r"sampling\.temperature is 1\.0 there and 0\.5 here"):
         ask("out", sampling=Sampling(temperature=0.5, seed=3))
     with pytest.raises(RefusedError, match="samples is 2 there and 3 here"):
         ask("out", samples=3)

@@ -99,10 +99,10 @@ def test_each_answer_is_written_scored_and_learned_once_and_none_is_stale(
     assert [verdict.state for verdict in verify_shards(rounds.answers)] == ["whole"] * 4
     answers = [each for plan in rounds.plans for each in rounds.answers.read_shard(plan.number)]
     assert sorted(str(each.prompt) for each in answers[:7]) == sorted(PROMPTS), "an epoch of them"
-    assert np.all(np.isfinite(run.steps("own_kl")))
-    np.testing.assert_array_less(0, run.steps("own_kl"))
+    assert np.all(np.isfinite(run.steps("on_policy_kl")))
+    np.testing.assert_array_less(0, run.steps("on_policy_kl"))
     kl, ce, alpha = (np.array(run.steps(key)) for key in ("kl", "ce", "alpha"))
-    corpus_loss, own = alpha * kl + (1 - alpha) * ce, np.array(run.steps("own_kl"))
+    corpus_loss, own = alpha * kl + (1 - alpha) * ce, np.array(run.steps("on_policy_kl"))
     low, high = np.minimum(corpus_loss, own), np.maximum(corpus_loss, own)
     assert np.all((low - 1e-6 <= run.steps("loss")) & (run.steps("loss") <= high + 1e-6))
 
@@ -126,12 +126,12 @@ def test_the_time_of_its_writing_is_a_figure_of_its_own(
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run() == 0
     wall = time.monotonic() - began
-    wrote = run.steps("wrote_seconds")
+    wrote = run.steps("generation_seconds")
     assert sorted(spent) == [0, 2, 4], "rounds of two steps: two of them ahead, then one by one"
     for step, seconds in enumerate(wrote):
         assert seconds >= spent.get(step, 0.0)
         assert (seconds > 0) == (step in spent)
-    assert sum(wrote) + sum(run.steps("waited_seconds")) + sum(run.steps("seconds")) <= wall
+    assert sum(wrote) + sum(run.steps("teacher_wait_seconds")) + sum(run.steps("seconds")) <= wall
 
 
 def test_it_learns_to_answer_as_its_teacher(
@@ -141,7 +141,7 @@ def test_it_learns_to_answer_as_its_teacher(
     run = course(tmp_path / "out", student, tmp_path / "logits", **settings)
     with teaching(teacher, corpus, tmp_path / "logits", data=[]):
         assert run.run() == 0
-    kl = np.array(run.steps("own_kl"))
+    kl = np.array(run.steps("on_policy_kl"))
     assert kl[-6:].mean() < 0.8 * kl[:6].mean()
     assert run.steps("loss") == pytest.approx(list(kl))
     assert LogitsFolder(tmp_path / "logits").description.windows == 0
@@ -174,7 +174,7 @@ def test_a_student_that_ends_unsaved_goes_on_with_the_rounds_that_it_had_written
     assert {name: after[name] for name in before} == before
     assert parts.steps("step") == list(range(1, 9))
     np.testing.assert_allclose(parts.steps(), whole.steps(), rtol=1e-4)
-    np.testing.assert_allclose(parts.steps("own_kl"), whole.steps("own_kl"), rtol=1e-4)
+    np.testing.assert_allclose(parts.steps("on_policy_kl"), whole.steps("on_policy_kl"), rtol=1e-4)
 
 
 def test_a_student_that_ends_before_its_first_checkpoint_has_the_same_rounds(

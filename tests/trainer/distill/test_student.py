@@ -86,9 +86,9 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
     assert 4 <= stopped < 16
     assert status["checkpoint"]["step"] == stopped
     ledger = SpendLedger(course.output / "spend.jsonl")
-    before = sum(record.money for record in ledger.read_records())
+    before = sum(record.cost for record in ledger.read_records())
     assert before == pytest.approx(status["budget"]["spent"], abs=1e-4)
-    assert ledger.read_records()[-1].end
+    assert ledger.read_records()[-1].is_final
 
     course.settings["budget"] = budget | {"ceiling": 1}
     with pytest.raises(BudgetStopError, match=r"^budget\.ceiling: "):
@@ -98,7 +98,7 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
     assert course.run() == 0
     assert course.steps("step") == list(range(1, 17))
     after = read_status(course.output / "status.json")["budget"]["spent"]
-    assert after == pytest.approx(sum(record.money for record in ledger.read_records()), abs=1e-4)
+    assert after == pytest.approx(sum(record.cost for record in ledger.read_records()), abs=1e-4)
     assert after > before
 
 
@@ -110,7 +110,7 @@ def test_its_budget_counts_while_it_waits_for_a_teacher(model: Path, tmp_path: P
     assert stopped.value.exit_code == 9
     status = read_status(course.output / "status.json")
     assert (status["state"], status["exit_code"]) == ("stopped", 9)
-    assert SpendLedger(course.output / "spend.jsonl").read_records()[-1].end
+    assert SpendLedger(course.output / "spend.jsonl").read_records()[-1].is_final
 
 
 def test_a_checkpoint_is_an_ordinary_model(

@@ -38,7 +38,7 @@ def test_it_trains_while_the_teacher_writes(
     assert growing.steps() == whole.steps()
     reasons = [event["reason"] for event in growing.events("waiting")]
     assert any("for shard-0000" in reason for reason in reasons)
-    assert max(growing.steps("waited_seconds")) > 0.3
+    assert max(growing.steps("teacher_wait_seconds")) > 0.3
 
 
 def test_a_teacher_that_never_comes(

@@ -164,7 +164,7 @@ def test_the_report_is_what_a_recount_gives(case: Case) -> None:
         characters=sum(map(len, texts)),
         corpus_tokens=sum(map(len, after)),
         corpus_teacher_tokens=sum(map(len, before)),
-        covered=sum(token in kept for ids in before for token in ids),
+        covered_tokens=sum(token in kept for ids in before for token in ids),
     )
     assert 1 < case.report.corpus_tokens / case.report.corpus_teacher_tokens < 1.4
 

@@ -28,7 +28,7 @@ from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.optimizer.nesterov import Update
 
 NUM_CLASSES = 5
-JOB = Job("run-1", "agreement", "layout", "model", "data", "version")
+JOB = Job("run-1", "config", "layout", "model", "data", "version")
 
 
 def tiny_layout() -> GradientLayout:
@@ -55,11 +55,11 @@ def join_request(rank: int | None = None, **changes: Any) -> JoinRequest:
     fields: dict[str, Any] = {
         "run_id": JOB.run_id,
         "rank": rank,
-        "version": JOB.version,
-        "agreement": JOB.agreement,
-        "layout": JOB.layout,
-        "model": JOB.model,
-        "data": JOB.data,
+        "motley_version": JOB.motley_version,
+        "config_digest": JOB.config_digest,
+        "layout_digest": JOB.layout_digest,
+        "model_digest": JOB.model_digest,
+        "data_digest": JOB.data_digest,
         "host": f"host-{rank}",
         "backend": "cpu",
         "device": "cpu",
@@ -103,7 +103,7 @@ class ExactProblem:
             training.batch_size,
             training.epochs,
             training.max_steps,
-            settle_every=flush_periods(self.config),
+            flush_every=flush_periods(self.config),
         ).with_outer_steps(exchange.rounds)
         self.questions = questions
         self.trajectory: list[bytes] = []
@@ -176,7 +176,7 @@ class ExactProblem:
     def shard_blocks(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Return what a worker sends of positions `start..stop`, `[2 N]`.
 
-        Behind the gradient sum stands, for a settled round, that of all absolute values.
+        Behind the gradient sum stands, for a flush round, that of all absolute values.
         """
         second = np.zeros(self.layout.size, np.float32)
         for position in range(start, stop):
@@ -185,8 +185,8 @@ class ExactProblem:
 
     def wire_layout(self, step: int) -> GradientLayout:
         """Return the layout of what travels in a step."""
-        settles = self.plan.is_outer_step(step) and self.plan.flushes_residuals(step)
-        return self.layout.with_second_moments if settles else self.layout
+        flushes = self.plan.is_outer_step(step) and self.plan.flushes_residuals(step)
+        return self.layout.with_second_moments if flushes else self.layout
 
     def shard_weight(self, start: int, stop: int) -> int:
         """Return the weight of positions `start..stop`."""
@@ -252,7 +252,7 @@ class ExactProblem:
             step = event["step"] - 1
             at = self.plan.find_samples(step)
             covered = at.start
-            for _, start, stop in event["samples"]:
+            for _, start, stop in event["sample_ranges"]:
                 assert start == covered < stop, f"step {step}: samples {event['samples']}"
                 covered = stop
             assert covered == at.stop, f"step {step}: samples {event['samples']}"
@@ -263,9 +263,9 @@ class ExactProblem:
             assert event["count"] == self.validation_samples
             assert event["loss"] == self.validation_loss()
             assert event["confusion"] == self.confusion(0, self.validation_samples)
-            assert applied == event["at"]
+            assert applied == event["at_step"]
         elif event["event"] == "answers":
             assert self.questions
             answers = [self.answer(prompt, applied) for prompt in self.questions.prompts]
             read = [self.questions.make_record(*each) for each in enumerate(answers)]
-            assert event == {"event": "answers", "at": applied, "answers": read}
+            assert event == {"event": "answers", "at_step": applied, "answers": read}

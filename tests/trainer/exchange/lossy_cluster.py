@@ -7,7 +7,7 @@ hold instead after every commit: all who are there hold the same bits, and
 
 Owed is what the coordinator's averages and each worker's sums left out. Lost is what a worker owed
 at the moment it was lost, counting only what the ledger has of it, and what bf16 rounds off in a
-settled step. All of it is kept in double precision, as parts of the mean gradient.
+flush step. All of it is kept in double precision, as parts of the mean gradient.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LossyProblem(ExactProblem):
         return 1
 
     def true_average(self, step: int) -> Float64:
-        """Return the mean gradient of a step's samples, and behind it what a round settles."""
+        """Return the mean gradient of a step's samples, and behind it what a round flushes."""
         at = self.plan.find_samples(step)
         drawn = [self.gradient(at.epoch, position) for position in range(at.start, at.stop)]
         samples = np.array(drawn, np.float64)
@@ -68,7 +68,7 @@ class LossyProblem(ExactProblem):
         if event["event"] == "step":
             at = self.plan.find_samples(event["step"] - 1)
             covered = at.start
-            for _, start, stop in event["samples"]:
+            for _, start, stop in event["sample_ranges"]:
                 assert start == covered < stop, f"samples {event['samples']}"
                 covered = stop
             assert covered == at.stop
@@ -102,7 +102,7 @@ class LossyCluster(SimulatedCluster):
         self.debtors: list[Debtor] = []
         self.true, self.applied, self.lost = np.zeros(size), np.zeros(size), np.zeros(size)
         self._ledgers: dict[int, Ledger] = {}
-        self._settled: dict[int, bool] = {}
+        self._flushes: dict[int, bool] = {}
         super().start_coordinator()
         training = self.machine.training
         start = training.state.step
@@ -119,17 +119,17 @@ class LossyCluster(SimulatedCluster):
             self._committed(state.step, average)
             apply(state, average, rate, scale)
 
-        def encoded(block: int, values: np.ndarray, *, settle: bool = False, batch: int = 0) -> Any:
-            if settle:
+        def encoded(block: int, values: np.ndarray, *, flush: bool = False, batch: int = 0) -> Any:
+            if flush:
                 due = own.residuals[block] + values
                 self.lost[self._span(block)] += _rounded_off(due)
-            return encode(block, values, settle=settle, batch=batch)
+            return encode(block, values, flush=flush, batch=batch)
 
         def terms(step: int) -> StepTerms:
             if self.problem.config.exchange.codec == AUTO:  # what is owed must survive every change
                 choice.codec = FREE[step // 2 % 2]
             found = terms_of(step)
-            self._settled[step] = found.settled
+            self._flushes[step] = found.flushes_residuals
             return found
 
         # Wrapped on the instance, for which mypy and pyright have no type: the product keeps no
@@ -183,12 +183,12 @@ class LossyCluster(SimulatedCluster):
             frames = encode_late(shard, index, gradient, weight)
             before, batch = feedback.residuals[index].copy(), feedback.batches[index]
             if first := next(frames, None):
-                scaled = before * np.float32(shard.batch / batch) if batch else before
+                scaled = before * np.float32(shard.global_batch_size / batch) if batch else before
                 change = feedback.residuals[index].astype(np.float64) - scaled
                 rounded = np.zeros(gradient.size)
-                if shard.settle:
+                if shard.flush_residuals:
                     rounded = _rounded_off(scaled + gradient)
-                account = (change / shard.batch, rounded / shard.batch)
+                account = (change / shard.global_batch_size, rounded / shard.global_batch_size)
                 debtor.encoded.setdefault((shard.shard, index), account)
                 yield first
                 yield from frames
@@ -226,7 +226,7 @@ class LossyCluster(SimulatedCluster):
 
     def _committed(self, step: int, flat: np.ndarray) -> None:
         """Check the account, before any worker sees the commit."""
-        own, settled = self.machine.training.policy.codec, self._settled[step]
+        own, flushes = self.machine.training.policy.codec, self._flushes[step]
         assert isinstance(own, ErrorFeedback)
         self.true += self.problem.true_average(step)
         self.applied[: flat.size] += flat[:]
@@ -237,15 +237,15 @@ class LossyCluster(SimulatedCluster):
             for block in blocks if whole else ():
                 span = self._span(block)
                 residual = debtor.feedback.residuals[block]
-                if settled:
-                    assert not residual.any(), "a settled step leaves a residual"
+                if flushes:
+                    assert not residual.any(), "a flush step leaves a residual"
                 batch = debtor.feedback.batches[block]
                 np.testing.assert_allclose(residual / batch, debtor.owed[span], atol=1e-5)
             debtor.encoded.clear()
-            if settled:
+            if flushes:
                 self.lost += debtor.owed
                 debtor.owed[...] = 0
-        if settled:
+        if flushes:
             assert own.norm == 0
         owed = np.concatenate(own.residuals) + sum(debtor.owed for debtor in self.debtors)
         np.testing.assert_allclose(self.applied + owed + self.lost, self.true, atol=1e-4)

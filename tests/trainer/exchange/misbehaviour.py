@@ -66,7 +66,7 @@ def _twice(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     span = problem.layout.blocks[block]
     total = problem.shard_gradient(task.epoch, shard.start, shard.stop)
     weight = problem.shard_weight(shard.start, shard.stop)
-    assignment = task.make_assignment(shard).model_copy(update={"blocks": None})
+    assignment = task.make_assignment(shard).model_copy(update={"missing_blocks": None})
     for _ in range(2):
         worker.post(
             *session.make_block_frames(assignment, block, total[span.start : span.stop], weight)
@@ -93,7 +93,13 @@ def _old_generation(_: SimulatedCluster, worker: SimulatedWorker) -> None:
 
 def _command(_: SimulatedCluster, worker: SimulatedWorker) -> None:
     commit = StepCommit(
-        step=0, loss=0, grad_norm=0, clip_scale=1, learning_rate=1, report=False, next=None
+        step=0,
+        loss=0,
+        grad_norm=0,
+        clip_scale=1,
+        learning_rate=1,
+        report_weights=False,
+        next_assignment=None,
     )
     worker.send(commit)
     worker.send(JoinRefused(reason="", retry=True))

@@ -43,7 +43,7 @@ class SimulatedCluster(SimulatedShell):
             self.check()
             if not moved:
                 before = len(self.events)
-                self.settle()
+                self.run_until_idle()
                 if len(self.events) == before:
                     return
         raise AssertionError("it never comes to rest")

@@ -69,7 +69,7 @@ class SimulatedShell:
         self._closing.clear()
         self.coordinator = None
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Have a commit applied that was put off."""
         if self.coordinator and not self.finish:
             self._perform(self.coordinator.apply_update(self.now))
@@ -220,7 +220,7 @@ class SimulatedShell:
                 case ApplyUpdate():
                     self._commits += 1
                     if self._commits % 2 or not self.puts_off:
-                        self.settle()
+                        self.run_until_idle()
                 case Save():
                     assert not self.saves or self.saves[-1].snapshot.step <= action.snapshot.step
                     self.saves.append(action)

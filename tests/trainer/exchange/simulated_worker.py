@@ -214,8 +214,8 @@ class SimulatedWorker:
                 raise AssertionError("its state is its own")
             elif event.kind == "train":
                 yield from self._train(session, event)
-            elif event.asked:
-                self._answer(session, event, event.asked)
+            elif event.generation_request:
+                self._answer(session, event, event.generation_request)
             else:
                 self._evaluate(session, event)
             yield True
@@ -225,9 +225,11 @@ class SimulatedWorker:
         assert self.state is not None
         assert self.state.step == shard.step, "it computes with the weights of another step"
         stop, layout = shard.stop, self._layout(shard.step)
-        assert bool(shard.inner_batch) == self.problem.plan.is_outer_step(shard.step)
-        early = self.hands_in_early and shard.blocks is None and shard.stop - shard.start > 1
-        if shard.inner_batch and early:
+        assert bool(shard.inner_batch_size) == self.problem.plan.is_outer_step(shard.step)
+        early = (
+            self.hands_in_early and shard.missing_blocks is None and shard.stop - shard.start > 1
+        )
+        if shard.inner_batch_size and early:
             stop = (shard.start + shard.stop) // 2
             message = PartialShard(shard=shard.shard, samples=stop - shard.start)
             if sender := self._sender(session):
@@ -241,7 +243,7 @@ class SimulatedWorker:
         order, count = problem.layout.send_order, len(problem.layout.blocks)
         second = () if layout is problem.layout else (count + index for index in order)
         for index in (*order, *second):
-            if shard.blocks is not None and index not in shard.blocks:
+            if shard.missing_blocks is not None and index not in shard.missing_blocks:
                 continue
             block = layout.blocks[index]
             gradient = buffer[: block.size]
@@ -295,7 +297,7 @@ class SimulatedWorker:
         if self.corrupt:
             self.state.weights.view(np.uint32)[3] ^= 1
         self.commits.append(event)
-        if commit.report and not self.mute:
+        if commit.report_weights and not self.mute:
             digest = weights_digest(self.state.weights)
             report = WeightsReport(step=commit.step, digest=digest)
             self._send(session, [session.make_frame(report, commit.step)])

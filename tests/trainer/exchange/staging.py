@@ -59,14 +59,14 @@ def covered(shards: list[Shard]) -> set[int]:
 
 
 def redealt(cluster: SimulatedCluster) -> list[tuple[int, list[int]]]:
-    return [(event["rank"], event["to"]) for event in cluster.named("redealt")]
+    return [(event["rank"], event["ranks"]) for event in cluster.named("reassigned")]
 
 
 def until_step(cluster: SimulatedCluster, step: int) -> None:
     while cluster.step < step:
         assert cluster.finish is None, cluster.finish
         cluster.go_on()
-    cluster.settle()
+    cluster.run_until_idle()
 
 
 def until_validating(cluster: SimulatedCluster) -> None:

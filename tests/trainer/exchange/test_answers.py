@@ -39,11 +39,13 @@ def test_before_training_every_few_steps_and_at_the_end(
     problem = asking(every, validation_samples=validation)
     cluster = SimulatedCluster(problem, workers=3)
     cluster.run_to_end()
-    assert [event["at"] for event in cluster.named("answers")] == expected
+    assert [event["at_step"] for event in cluster.named("answers")] == expected
     plain = SimulatedCluster(ExactProblem(validation_samples=validation), workers=3)
     plain.run_to_end()
     assert saved(cluster) == saved(plain)
-    samples = [[event["samples"] for event in each.named("step")] for each in (cluster, plain)]
+    samples = [
+        [event["sample_ranges"] for event in each.named("step")] for each in (cluster, plain)
+    ]
     assert samples[0] == samples[1]
 
 
@@ -62,7 +64,7 @@ def test_one_worker_answers_and_others_if_it_is_lost() -> None:
     cluster.kill(cluster.workers[0])
     assert sum(shard.size for shard in open_round(cluster).ledger.list_open(1)) == 2
     cluster.run_to_end()
-    assert [event["at"] for event in cluster.named("answers")] == [0, 6]
+    assert [event["at_step"] for event in cluster.named("answers")] == [0, 6]
 
 
 @pytest.mark.parametrize("answers", [None, [], [[5]] * 2, [[5]] * 4, [[5], [5], []], [[10]] * 3])
@@ -95,5 +97,5 @@ def test_a_run_that_ends_early_answers_at_its_end() -> None:
     while cluster.finish is None:
         cluster.pass_time(TICK)
         cluster.settle_down()
-    assert [event["at"] for event in cluster.named("answers")] == [0, 3]
+    assert [event["at_step"] for event in cluster.named("answers")] == [0, 3]
     assert "in 2 validations" in cluster.finish.reason

@@ -12,7 +12,7 @@ from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from trainer.exchange.coordinator.pending_connections import JOIN_REQUEST_TIMEOUT, MAX_READERS
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Send
 from trainer.exchange.protocol.members import Certified, RefusalError
-from trainer.exchange.protocol.messages import Heartbeat, Reading, Shutdown, parse_message
+from trainer.exchange.protocol.messages import Heartbeat, ReadProgress, Shutdown, parse_message
 from trainer.exchange.protocol.wire import Frame, MessageType
 
 DEADLINE = 20.0
@@ -33,8 +33,8 @@ class Run:
 
     def report(self, link: int, count: int, rank: int | None = 1, host: str = "box") -> None:
         line = f"reading a.jsonl: {count} of 900 rows"
-        reading = Reading(rank=rank, host=host, count=count, line=line)
-        self.receive(link, Heartbeat(reading=reading).to_frame(0))
+        reading = ReadProgress(rank=rank, host=host, count=count, description=line)
+        self.receive(link, Heartbeat(read_progress=reading).to_frame(0))
 
     def receive(self, link: int, frame: Frame) -> None:
         self._perform(self.cluster.machine.receive_frame(link, frame, self.cluster.now))
@@ -159,15 +159,15 @@ def test_only_a_certificate_of_the_run_holds_a_connection_and_it_says_the_rank(r
 @pytest.mark.parametrize(
     "reading",
     [
-        b'{"reading":{"rank":0,"host":"h","count":-1,"line":"x"}}',
-        b'{"reading":{"rank":0,"host":"h","count":9223372036854775808,"line":"x"}}',
-        b'{"reading":{"rank":0,"host":"h","count":1.5,"line":"x"}}',
-        b'{"reading":{"rank":65536,"host":"h","count":1,"line":"x"}}',
-        b'{"reading":{"rank":0,"host":"h\\n","count":1,"line":"x"}}',
-        b'{"reading":{"rank":0,"host":"h","count":1,"line":"' + b"x" * 301 + b'"}}',
-        b'{"reading":{"rank":0,"host":"h","count":1,"line":"x","more":1}}',
-        b'{"reading":{"rank":0,"host":"h","count":1}}',
-        b'{"reading":null}',
+        b'{"read_progress":{"rank":0,"host":"h","count":-1,"description":"x"}}',
+        b'{"read_progress":{"rank":0,"host":"h","count":9223372036854775808,"description":"x"}}',
+        b'{"read_progress":{"rank":0,"host":"h","count":1.5,"description":"x"}}',
+        b'{"read_progress":{"rank":65536,"host":"h","count":1,"description":"x"}}',
+        b'{"read_progress":{"rank":0,"host":"h\\n","count":1,"description":"x"}}',
+        b'{"read_progress":{"rank":0,"host":"h","count":1,"description":"' + b"x" * 301 + b'"}}',
+        b'{"read_progress":{"rank":0,"host":"h","count":1,"description":"x","more":1}}',
+        b'{"read_progress":{"rank":0,"host":"h","count":1}}',
+        b'{"read_progress":null}',
         b"{}",
     ],
 )
@@ -181,7 +181,7 @@ def test_a_member_does_not_report_what_it_reads(run: Run) -> None:
     run.connect(7)
     run.receive(7, join_request(0).to_frame(0))
     assert 7 not in run.closed
-    reading = Reading(rank=0, host="h", count=1, line="x")
+    reading = ReadProgress(rank=0, host="h", count=1, description="x")
     generation = run.cluster.machine.membership.generation
-    run.receive(7, Heartbeat(reading=reading).to_frame(generation))
+    run.receive(7, Heartbeat(read_progress=reading).to_frame(generation))
     assert run.closed[7] == "HEARTBEAT is not for the coordinator"

@@ -45,7 +45,7 @@ def test_answers_complete_the_questions_one_by_one():
     for at, digest in ((4, "right"), (9, "newer")):
         for rank in (0, 1):
             stand.answers(rank, at, digest)
-    assert [event["at"] for event in stand.said()] == [4, 9]
+    assert [event["at_step"] for event in stand.said()] == [4, 9]
     stand.audit.open_request(12, "newest", (0,), 30.0)
     stand.answers(1, 4, "whatever")  # a closed question is of no interest any more
 

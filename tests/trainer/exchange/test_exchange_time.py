@@ -61,5 +61,5 @@ def test_a_shard_that_was_dealt_again_counts_as_its_takers_computing(problem: Ex
     cluster.kill(lost)
     assign(cluster, left)
     compute(left)
-    assert [event["to"] for event in cluster.named("redealt")] == [[0]]
+    assert [event["ranks"] for event in cluster.named("reassigned")] == [[0]]
     assert committed(cluster, 2.5) == (1500.0, 500.0)

@@ -27,7 +27,7 @@ def test_between_its_upload_and_the_broadcast(problem: ExactProblem):
         compute(other)
         cluster.deliver_up(other)
     assert cluster.step == 1
-    assert [0, 0, 3] in cluster.named("step")[0]["samples"], "what the dead one did counts"
+    assert [0, 0, 3] in cluster.named("step")[0]["sample_ranges"], "what the dead one did counts"
     cluster.run_to_end()
 
 
@@ -43,10 +43,12 @@ def test_in_the_middle_of_its_blocks(problem: ExactProblem, blocks: int):
     assignment = open_round(cluster).make_assignment(pieces[0])
     send_order = problem.layout.send_order
     if blocks:
-        assert assignment.blocks
-        assert set(assignment.blocks) == set(send_order[blocks:]), "only what is missing again"
+        assert assignment.missing_blocks
+        assert set(assignment.missing_blocks) == set(send_order[blocks:]), (
+            "only what is missing again"
+        )
     else:
-        assert assignment.blocks is None
+        assert assignment.missing_blocks is None
     cluster.settle_down()
     assert cluster.named("step")[0]["step"] == 1
     cluster.run_to_end()
@@ -60,7 +62,9 @@ def test_after_all_blocks_but_before_its_result(problem: ExactProblem):
     cluster.kill(victim, delivered=None)
     assert redealt(cluster) == [(2, [0, 1])]
     piece = max(open_round(cluster).ledger.list_open(0), key=lambda shard: shard.id)
-    assert open_round(cluster).make_assignment(piece).blocks == (), "only its loss is missing"
+    assert open_round(cluster).make_assignment(piece).missing_blocks == (), (
+        "only its loss is missing"
+    )
     cluster.settle_down()
     cluster.run_to_end()
 
@@ -97,7 +101,7 @@ def test_the_same_samples_are_lost_twice(problem: ExactProblem):
     cluster.kill(second, delivered=None)
     assert redealt(cluster) == [(0, [1, 2]), (1, [2])]
     cluster.settle_down()
-    shares = cluster.named("step")[0]["samples"]
+    shares = cluster.named("step")[0]["sample_ranges"]
     assert sorted(start for _, start, _ in shares) == [start for _, start, _ in shares]
     cluster.run_to_end()
 
@@ -214,7 +218,7 @@ def test_a_late_joiner_gets_what_the_step_has_averaged(problem: ExactProblem):
     assert late.ended
     assert late.commits[0].commit.step == 0, "it joined in the middle of a step and applied it"
     assert len(late.commits) == problem.plan.total_steps
-    shares = cluster.named("step")[1]["samples"]
+    shares = cluster.named("step")[1]["sample_ranges"]
     assert {rank for rank, *_ in shares} == {0, 1, 2}, "and computes from the next one on"
 
 
@@ -244,7 +248,12 @@ def test_confusion_matrices_of_another_shape(
     liar = cluster.workers[0]
     shard = open_round(cluster).ledger.list_open(0)[0]
     result = ShardResult(
-        shard=shard.id, loss_sum=1.0, weight=shard.size, tokens=1, seconds=1, confusion=table
+        shard=shard.id,
+        loss_sum=1.0,
+        weight=shard.size,
+        tokens=1,
+        compute_seconds=1,
+        confusion=table,
     )
     liar.send(result)
     cluster.deliver_up(liar)
@@ -263,7 +272,7 @@ def test_rewards_of_a_task_without_pairs(problem: ExactProblem):
         loss_sum=1.0,
         weight=shard.size,
         tokens=1,
-        seconds=1,
+        compute_seconds=1,
         confusion=((1,) * 5,) * 5,
         rewards=(1.0, 2.0, 3),
     )
@@ -287,7 +296,7 @@ def test_gradients_and_result_have_one_weight(problem: ExactProblem):
     assign(cluster)
     liar = cluster.workers[1]
     shard = send_blocks(cluster, liar, [(index, 5) for index in problem.layout.send_order])
-    result = ShardResult(shard=shard, loss_sum=1.0, weight=6, tokens=1, seconds=1)
+    result = ShardResult(shard=shard, loss_sum=1.0, weight=6, tokens=1, compute_seconds=1)
     liar.send(result)
     cluster.deliver_up(liar)
     assert cluster.named("lost")[0]["reason"] == "shard 1: result and gradients differ in weight"

@@ -58,7 +58,7 @@ def test_nobody_is_lost_while_a_state_arrives(problem: ExactProblem):
     crawl(cluster, joiner, 20 * LOST_AFTER, down=2)
     assert not cluster.named("lost")
     assert joiner.state is None, "its state is still on the way"
-    told = cluster.named("behind")
+    told = cluster.named("lagging")
     assert 1 <= len(told) <= 2, "once, and perhaps before that while it was let in"
     assert {event["rank"] for event in told} == {2}
     assert "waits until it has caught up" in told[0]["reason"]
@@ -80,7 +80,7 @@ def test_the_run_does_not_wait_for_a_joiner_that_keeps_up(problem: ExactProblem)
     assert cluster.step > at
     assert not cluster.named("lost")
     crawl(cluster, joiner, 3.0, down=400)
-    assert {rank for rank, *_ in cluster.named("step")[-1]["samples"]} == {0, 1, 2}
+    assert {rank for rank, *_ in cluster.named("step")[-1]["sample_ranges"]} == {0, 1, 2}
 
 
 def test_the_run_waits_for_what_a_joiner_lacks_before_it_counts_on_it(problem: ExactProblem):

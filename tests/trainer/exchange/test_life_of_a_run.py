@@ -42,7 +42,7 @@ def test_checkpoints_and_validations(
     cluster = SimulatedCluster(problem, workers=2)
     cluster.run_to_end()
     assert saved(cluster) == expected
-    validated = [event["at"] for event in cluster.named("validation")]
+    validated = [event["at_step"] for event in cluster.named("validation")]
     assert validated == [step for step, scored in expected if scored]
     assert [event["step"] for event in cluster.named("step")] == list(range(1, 7))
 
@@ -51,7 +51,7 @@ def test_hashes_are_proved_every_few_steps_and_at_the_end():
     problem = ExactProblem(samples=56, training__epochs=1, exchange__hash_every=3)
     cluster = SimulatedCluster(problem, workers=3)
     cluster.run_to_end()
-    assert [event["at"] for event in cluster.named("verified")] == [3, 6, 7]
+    assert [event["at_step"] for event in cluster.named("verified")] == [3, 6, 7]
     assert all(event["ranks"] == [0, 1, 2] for event in cluster.named("verified"))
 
 
@@ -90,9 +90,9 @@ def test_a_loss_that_no_longer_falls_ends_the_run():
         cluster.settle_down()
     assert cluster.finish.exit_code == 0
     assert "of step 1, in 2 validations" in cluster.finish.reason
-    for kind, key in (("step", "step"), ("validation", "at"), ("verified", "at")):
+    for kind, key in (("step", "step"), ("validation", "at_step"), ("verified", "at_step")):
         assert [event[key] for event in cluster.named(kind)] == [1, 2, 3]
-    assert not cluster.named("unproved")
+    assert not cluster.named("unverified")
     assert saved(cluster)[-1] == (3, True)
     assert all(w.ended and w.ended.reason == cluster.finish.reason for w in cluster.workers)
 
@@ -196,7 +196,7 @@ def test_unequal_shares_average_like_one_worker(shares: tuple[float, ...]):
     cluster.run_to_end()
     for event, following in pairwise(cluster.named("step")):
         assert following["step"] == event["step"] + 1
-    sizes = [[stop - start for _, start, stop in e["samples"]] for e in cluster.named("step")]
+    sizes = [[stop - start for _, start, stop in e["sample_ranges"]] for e in cluster.named("step")]
     assert len(sizes[0]) == sum(share > 0 for share in shares)
 
 
@@ -209,15 +209,15 @@ def test_a_worker_that_would_slow_the_run_is_idle_and_comes_back():
     fast, slow = cluster.workers
     fast.seconds_per_sample, slow.seconds_per_sample = 0.1, 5.0
     until_step(cluster, 60)
-    tried = [e for e in cluster.named("step") if 1 in {rank for rank, *_ in e["samples"]}]
+    tried = [e for e in cluster.named("step") if 1 in {rank for rank, *_ in e["sample_ranges"]}]
     assert len(tried) >= 3, "a sample now and then shows whether it got faster"
     told = [{k: e[k] for k in ("rank", "reason")} for e in cluster.named("idle")]
     assert told == [{"rank": 1, "reason": "would slow the step"}], "said once"
     assert not cluster.named("active")
-    assert [rank for rank, *_ in cluster.named("step")[-1]["samples"]] == [0]
+    assert [rank for rank, *_ in cluster.named("step")[-1]["sample_ranges"]] == [0]
     slow.seconds_per_sample = 0.1
     until_step(cluster, 95)
-    assert {rank for rank, *_ in cluster.named("step")[-1]["samples"]} == {0, 1}
+    assert {rank for rank, *_ in cluster.named("step")[-1]["sample_ranges"]} == {0, 1}
     assert [event["rank"] for event in cluster.named("active")] == [1]
     assert len(slow.commits) >= 94, "idle or not, it applies every step"
     cluster.run_to_end()

@@ -71,7 +71,7 @@ class Loop:
             scalars = commit.learning_rate, commit.clip_scale
             self._optimizer.apply(self._state, event.gradient, *scalars)
         self.weights.append(self._state.weights.tobytes())
-        if commit.report:
+        if commit.report_weights:
             digest = weights_digest(self._state.weights)
             self.exchange.send(WeightsReport(step=commit.step, digest=digest), commit.step)
 

@@ -37,7 +37,7 @@ def problem(codec: str = "int8", **settings: object) -> LossyProblem:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_run_ends_and_saves_settled_states_alone(codec: str) -> None:
+def test_a_run_ends_and_saves_flushed_states_alone(codec: str) -> None:
     cluster = LossyCluster(problem(codec), 3)
     cluster.run_to_end()
     assert [step for step, _ in saved(cluster)] == sorted(SETTLED)
@@ -61,7 +61,7 @@ def test_what_is_owed_of_gradients_is_sent_before_the_first_round(codec: str) ->
     assert not cluster.named("residual_lost")
     codecs = [event["codec"] for event in cluster.named("step")]
     assert codecs[3:] == ["int8" if codec == "auto" else codec] * 4
-    assert [event["round_of"] for event in cluster.named("step")] == [None] * 3 + [2] * 4
+    assert [event["inner_steps"] for event in cluster.named("step")] == [None] * 3 + [2] * 4
 
 
 @cache
@@ -74,7 +74,7 @@ def undisturbed(codec: str) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("step", [1, 2, 4, 5])
 @pytest.mark.parametrize("codec", CODECS)
-def test_from_a_settled_commit_on_the_bits_are_the_same_again(codec: str, step: int) -> None:
+def test_from_a_flush_commit_on_the_bits_are_the_same_again(codec: str, step: int) -> None:
     """A coordinator that dies takes all residuals with it, and the steps that knew of them."""
     cluster = LossyCluster(problem(codec), 3)
     until_step(cluster, step)
@@ -87,7 +87,7 @@ def test_from_a_settled_commit_on_the_bits_are_the_same_again(codec: str, step: 
 
 
 def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
-    """A step's bytes are the codec's, and a settled one's are bf16's."""
+    """A step's bytes are the codec's, and a flush step's are bf16's."""
     cluster = LossyCluster(problem("int4"), 3)
     cluster.run_to_end()
     agreed = sum(
@@ -107,7 +107,7 @@ def test_a_step_names_the_codec_that_it_was_sent_in() -> None:
     assert codecs == [FREE[step // 2 % 2] for step in range(6)]
 
 
-def test_a_stop_between_settled_commits_saves_and_says_what_is_lost() -> None:
+def test_a_stop_between_flush_commits_saves_and_says_what_is_lost() -> None:
     cluster = LossyCluster(problem("int4"), 3)
     until_step(cluster, 1)
     owed = {worker.request.rank: feedback_of(worker.session).norm for worker in cluster.workers}
@@ -155,12 +155,12 @@ def test_a_shard_that_is_dealt_again_sends_no_residual_twice(codec: str, blocks:
     cluster.run_to_end()
 
 
-def test_who_has_no_share_of_a_settled_step_drops_what_it_owes() -> None:
+def test_who_has_no_share_of_a_flush_step_drops_what_it_owes() -> None:
     """The third batch has four samples for five workers."""
     cluster = LossyCluster(problem("int4"), 5)
     until_step(cluster, 3)
     (event,) = cluster.named("residual_lost")
-    assert event["reason"] == "it had no share of the settled step"
+    assert event["reason"] == "it had no assignment in the flush step"
     cluster.run_to_end()
     for debtor in cluster.debtors:
         assert debtor.feedback.norm == 0
@@ -244,10 +244,10 @@ def test_a_codec_that_changes_within_a_block() -> None:
     assert cluster.named("lost")[0]["reason"] == "block 0: codec changed within the block"
 
 
-def test_a_lossy_block_in_a_settled_step() -> None:
+def test_a_lossy_block_in_a_flush_step() -> None:
     cluster = begun(LossyCluster(problem("int8", checkpoint__every=1), 3))
     cluster.deliver_down(cluster.workers[2])
-    assert lie(cluster, 2, scale(1)) == "int8 came in a settled step, bf16 is due"
+    assert lie(cluster, 2, scale(1)) == "int8 came in a flush step, bf16 is due"
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -24,9 +24,17 @@ from trainer.system.errors import ProtocolError
 LAYOUT = tiny_layout()
 CODEC = "int4"
 GENERATION = 4
-SHARD = ShardAssignment(kind="train", shard=1, step=0, epoch=0, start=4, stop=6, batch=8)
+SHARD = ShardAssignment(
+    kind="train", shard=1, step=0, epoch=0, start=4, stop=6, global_batch_size=8
+)
 COMMIT = StepCommit(
-    step=0, loss=1, grad_norm=1, clip_scale=1, learning_rate=0.1, report=False, next=None
+    step=0,
+    loss=1,
+    grad_norm=1,
+    clip_scale=1,
+    learning_rate=0.1,
+    report_weights=False,
+    next_assignment=None,
 )
 VALUES = np.arange(1, 11, dtype=np.float32)
 OWED = 5**0.5
@@ -39,7 +47,7 @@ def session() -> Session:
     made = Session(join_request(1), LAYOUT, CODEC)
     state = TrainState.create(np.zeros(LAYOUT.size, np.float32))
     accepted = JoinAccepted(
-        rank=1, generation=GENERATION, step=0, moments=False, heartbeat=0.5, lost_after=3.0
+        rank=1, generation=GENERATION, step=0, has_moments=False, heartbeat=0.5, lost_after=3.0
     )
     made.receive_frame(accepted.to_frame(GENERATION))
     for frame in make_state_frames(state.take_snapshot(), GENERATION, moments=False):
@@ -73,13 +81,13 @@ def test_a_block_is_encoded_when_it_is_drawn_and_not_by_who_computes(session: Se
     assert owed(session) == pytest.approx(OWED)
     result = make_result_message(SHARD, 1.0, 3, 3, 0.1)
     (answer,) = session.make_answer_frames(result, 0)
-    assert parse_message(answer) == result.model_copy(update={"residual": owed(session)})
+    assert parse_message(answer) == result.model_copy(update={"residual_norm": owed(session)})
 
 
 def test_a_further_shard_of_the_step_sends_what_the_first_one_dropped_once(
     session: Session,
 ) -> None:
-    further = SHARD.model_copy(update={"shard": 2, "blocks": (0,)})
+    further = SHARD.model_copy(update={"shard": 2, "missing_blocks": (0,)})
     session.receive_frame(further.to_frame(GENERATION))
     codec = make_codec(CODEC)
     total, out = np.zeros(10, np.float32), np.empty(10, np.float32)
@@ -97,30 +105,36 @@ def test_a_block_that_counts_no_more_is_never_encoded(session: Session) -> None:
     waiting = session.make_block_frames(SHARD, 0, VALUES, 3)
     for frame in average(CODEC):
         session.receive_frame(frame)
-    session.receive_frame(COMMIT.model_copy(update={"settled": False}).to_frame(GENERATION))
+    session.receive_frame(
+        COMMIT.model_copy(update={"residuals_flushed": False}).to_frame(GENERATION)
+    )
     assert list(waiting) == []
     assert owed(session) == before, "block 1 was drawn in time"
 
 
-@pytest.mark.parametrize("settled", [False, True])
-def test_what_is_owed_at_a_settled_commit_is_dropped(session: Session, settled: bool) -> None:
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_is_owed_at_a_flush_commit_is_dropped(session: Session, flushed: bool) -> None:
     list(session.make_block_frames(SHARD, 0, VALUES, 3))
-    for frame in average("bf16" if settled else CODEC):
+    for frame in average("bf16" if flushed else CODEC):
         session.receive_frame(frame)
-    session.receive_frame(COMMIT.model_copy(update={"settled": settled}).to_frame(GENERATION))
-    assert (owed(session) == 0) == settled
+    session.receive_frame(
+        COMMIT.model_copy(update={"residuals_flushed": flushed}).to_frame(GENERATION)
+    )
+    assert (owed(session) == 0) == flushed
 
 
-def test_a_shard_that_settles_reports_only_what_it_cannot_send(session: Session) -> None:
+def test_a_shard_that_flushes_reports_only_what_it_cannot_send(session: Session) -> None:
     list(session.make_block_frames(SHARD, 0, VALUES, 3))
     before = owed(session)
     for blocks, rest in ((None, 0.0), ((1, 2), before), ((0,), 0.0)):
         number = 10 if blocks is None else 10 + len(blocks)
-        settling = SHARD.model_copy(update={"shard": number, "blocks": blocks, "settle": True})
-        session.receive_frame(settling.to_frame(GENERATION))
-        result = make_result_message(settling, 1.0, 3, 3, 0.1)
+        flushing = SHARD.model_copy(
+            update={"shard": number, "missing_blocks": blocks, "flush_residuals": True}
+        )
+        session.receive_frame(flushing.to_frame(GENERATION))
+        result = make_result_message(flushing, 1.0, 3, 3, 0.1)
         (answer,) = session.make_answer_frames(result, 0)
-        assert parse_message(answer) == result.model_copy(update={"residual": rest})
+        assert parse_message(answer) == result.model_copy(update={"residual_norm": rest})
 
 
 def test_an_average_that_lies_ends_the_membership(session: Session) -> None:

@@ -39,11 +39,11 @@ def introduce(
     ("field", "said"),
     [
         ("run_id", "another run: the worker has other, the run run-1"),
-        ("version", "another version of Motley: the worker has other"),
-        ("agreement", "another config: the worker has other"),
-        ("model", "another model: the worker has other"),
-        ("layout", "another gradient layout: the worker has other"),
-        ("data", "another data: the worker has other"),
+        ("motley_version", "another version of Motley: the worker has other"),
+        ("config_digest", "another config: the worker has other"),
+        ("model_digest", "another model: the worker has other"),
+        ("layout_digest", "another gradient layout: the worker has other"),
+        ("data_digest", "another data: the worker has other"),
     ],
 )
 def test_another_job_is_refused_for_good(problem: ExactProblem, field: str, said: str):
@@ -220,7 +220,9 @@ def test_a_resumed_run_goes_on_with_those_who_came_back(problem: ExactProblem):
     cluster.pass_time(3)
     cluster.settle_down()
     assert cluster.complete
-    assert {rank for event in cluster.named("step")[-4:] for rank, *_ in event["samples"]} == {0, 1}
+    assert {
+        rank for event in cluster.named("step")[-4:] for rank, *_ in event["sample_ranges"]
+    } == {0, 1}
 
 
 # Bad memory

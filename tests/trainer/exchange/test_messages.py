@@ -31,11 +31,13 @@ from trainer.exchange.protocol.wire import MAX_CONTROL, TENSOR_TYPES, Frame, Mes
 from trainer.exchange.worker.session import make_result_message
 from trainer.system.errors import ProtocolError
 
-ASSIGNMENT = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=3, stop=9, blocks=(1, 0))
+ASSIGNMENT = ShardAssignment(
+    kind="train", shard=4, step=2, epoch=0, start=3, stop=9, missing_blocks=(1, 0)
+)
 ALL: list[Message] = [
     join_request(3),
     join_request(None),
-    JoinAccepted(rank=2, generation=9, step=7, moments=True, heartbeat=0.5, lost_after=3),
+    JoinAccepted(rank=2, generation=9, step=7, has_moments=True, heartbeat=0.5, lost_after=3),
     JoinRefused(reason="another model", retry=False),
     StateLoaded(step=7, digest="ab"),
     ASSIGNMENT,
@@ -44,9 +46,9 @@ ALL: list[Message] = [
         loss_sum=-1.5,
         weight=6,
         tokens=60,
-        seconds=0.1,
-        overlap=0.05,
-        residual=0.25,
+        compute_seconds=0.1,
+        overlap_seconds=0.05,
+        residual_norm=0.25,
         confusion=((1, 0), (2, 3)),
         rewards=(1.5, -0.5, 3),
     ),
@@ -56,8 +58,8 @@ ALL: list[Message] = [
         grad_norm=1,
         clip_scale=1,
         learning_rate=0.1,
-        report=True,
-        next=ASSIGNMENT,
+        report_weights=True,
+        next_assignment=ASSIGNMENT,
     ),
     WeightsReport(step=2, digest="ab"),
     PartialShard(shard=5, samples=12),
@@ -136,7 +138,13 @@ def test_numbers_that_are_none(name: str, number: str):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("shard", 2**63), ("weight", -1), ("seconds", -0.001), ("tokens", 1.5), ("confusion", [[-1]])],
+    [
+        ("shard", 2**63),
+        ("weight", -1),
+        ("compute_seconds", -0.001),
+        ("tokens", 1.5),
+        ("confusion", [[-1]]),
+    ],
 )
 def test_out_of_range(name: str, value: Any):
     assert name in refused(MessageType.SHARD_RESULT, json.dumps({**fields(ALL[6]), name: value}))

@@ -46,7 +46,7 @@ def test_it_ends_the_membership_and_the_run_goes_on(problem: ExactProblem, kind:
     assert [(event["rank"], event["reason"]) for event in cluster.named("lost")] == [
         (2, REASONS[kind])
     ]
-    assert cluster.named("redealt")[0]["to"] == [0, 1]
+    assert cluster.named("reassigned")[0]["ranks"] == [0, 1]
     cluster.deliver_down(bad)
     assert bad.wire is None
     cluster.run_to_end()

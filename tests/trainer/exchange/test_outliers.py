@@ -26,9 +26,9 @@ class Watch:
 
     def __init__(self, **settings: object) -> None:
         self.outbox = Outbox()
-        self.settled: set[int] = set()
+        self.flushed: set[int] = set()
         self.outliers = OutlierDetector(
-            LAYOUT, ExchangeConfig.model_validate(settings), self.outbox, self.settled.__contains__
+            LAYOUT, ExchangeConfig.model_validate(settings), self.outbox, self.flushed.__contains__
         )
 
     def see(
@@ -207,7 +207,7 @@ def test_a_run_that_is_to_halt_does_so_before_the_update():
 def test_a_settled_step_is_not_compared():
     """What workers owed of many steps comes in one."""
     watch = Watch()
-    watch.settled.add(FEWEST)
+    watch.flushed.add(FEWEST)
     watch.grow_used_to(2.0)
     assert watch.see(2000.0, step=FEWEST) is None
     assert watch.see(2000.0, step=FEWEST + 1)

@@ -57,7 +57,7 @@ def test_the_last_proof_of_one_worker_is_missing(problem: ExactProblem):
     steps = problem.plan.total_steps
     missing = f"rank 1 did not prove that it holds the state after step {steps}"
     assert [event["rank"] for event in cluster.named("lost")] == [1]
-    assert [event["reason"] for event in cluster.named("unproved")] == [missing]
+    assert [event["reason"] for event in cluster.named("unverified")] == [missing]
     assert cluster.end.exit_code == NOT_PROVED
     assert missing in cluster.end.reason
     assert cluster.workers[0].ended
@@ -119,7 +119,9 @@ def test_a_stopped_run_says_what_is_not_proved(problem: ExactProblem):
     cluster.pass_time(STOP_PATIENCE + 2 * TICK)
     assert (cluster.end.exit_code, cluster.end.reason) == (0, "stopped by SIGTERM")
     missing = "rank 1 did not prove that it holds the state after step 3"
-    assert [(event["at"], event["reason"]) for event in cluster.named("unproved")] == [(3, missing)]
+    assert [(event["at_step"], event["reason"]) for event in cluster.named("unverified")] == [
+        (3, missing)
+    ]
     cluster.run_to_end()
 
 
@@ -140,7 +142,9 @@ def test_a_joiner_does_not_keep_the_others_proof_open():
     assert cluster.named("joined")[-1]["rank"] == 2
     cluster.kill(cluster.workers[1])
     cluster.go_on()
-    assert [(event["at"], event["ranks"][0]) for event in cluster.named("verified")] == [(3, 0)]
+    assert [(event["at_step"], event["ranks"][0]) for event in cluster.named("verified")] == [
+        (3, 0)
+    ]
 
 
 def test_its_own_sleep_is_no_missing_proof(problem: ExactProblem):

@@ -110,15 +110,15 @@ def test_a_worker_that_asks_to_join_hears_the_count_grow(
             peer.send(JOIN)
             first = peer.receive()
             assert isinstance(first, Heartbeat)
-            assert first.reading
-            assert (first.reading.count, first.reading.rank) == (before, None)
+            assert first.read_progress
+            assert (first.read_progress.count, first.read_progress.rank) == (before, None)
             progress.advance(3)
             while (later := peer.receive()) == first:
                 pass
             assert isinstance(later, Heartbeat)
-            assert later.reading
-            assert later.reading.count == before + 3
-            assert later.reading.line == "reading rows: 3 of 7 rows"
+            assert later.read_progress
+            assert later.read_progress.count == before + 3
+            assert later.read_progress.description == "reading rows: 3 of 7 rows"
 
 
 def test_a_worker_that_reads_as_well_keeps_its_connection(

@@ -1,4 +1,4 @@
-"""Rounds through the simulated cluster: settled commits, early hand-ins, losses in between."""
+"""Rounds through the simulated cluster: flush commits, early hand-ins, losses in between."""
 
 from __future__ import annotations
 
@@ -57,33 +57,33 @@ def test_a_round_is_dealt_in_inner_steps_of_one_size():
     assign(cluster)
     (_, shard), *_ = cluster.workers[0].events
     assert isinstance(shard, ShardAssignment)
-    assert (shard.stop - shard.start, shard.inner_batch) == (4, 2)
-    assert shard.limit is None, "nothing is known of the workers' speed yet"
+    assert (shard.stop - shard.start, shard.inner_batch_size) == (4, 2)
+    assert shard.time_limit is None, "nothing is known of the workers' speed yet"
 
 
 def test_a_limit_follows_from_measured_speeds_and_not_where_the_split_is_fixed():
     cluster = SimulatedCluster(rounds(exchange__shares="measured"), workers=2)
     until_step(cluster, 1)
-    limit = open_round(cluster).limit
+    limit = open_round(cluster).time_limit
     assert limit
     assert limit >= 1.5 * 4 * 0.01
     fixed = SimulatedCluster(rounds(), workers=2)
     until_step(fixed, 1)
-    assert open_round(fixed).limit is None
+    assert open_round(fixed).time_limit is None
     alone = SimulatedCluster(rounds(exchange__shares="measured"), workers=1)
     until_step(alone, 1)
-    assert open_round(alone).limit is None, "no other worker could take the rest"
+    assert open_round(alone).time_limit is None, "no other worker could take the rest"
 
 
 def test_the_rest_of_a_shard_that_is_handed_in_early_goes_to_the_others():
     cluster = SimulatedCluster(rounds(), workers=3)
     cluster.workers[1].hands_in_early = True
     cluster.run_to_end()
-    early = cluster.named("redealt")
+    early = cluster.named("reassigned")
     assert early
-    assert all(event["rank"] == 1 and 1 not in event["to"] for event in early)
-    assert all(event["handed_in"] > 0 for event in early)
-    takers = {rank for event in cluster.named("step") for rank, *_ in event["samples"]}
+    assert all(event["rank"] == 1 and 1 not in event["ranks"] for event in early)
+    assert all(event["completed_samples"] > 0 for event in early)
+    takers = {rank for event in cluster.named("step") for rank, *_ in event["sample_ranges"]}
     assert takers == {0, 1, 2}
     speed = cluster.machine.training.assigner.balancer.speeds[1]
     assert speed.per_sample == pytest.approx(0.01), "what it did of its shard says how fast it is"
@@ -93,7 +93,7 @@ def test_a_worker_alone_gets_the_rest_of_what_it_handed_in():
     cluster = SimulatedCluster(rounds(), workers=1)
     cluster.workers[0].hands_in_early = True
     cluster.run_to_end()
-    assert {tuple(event["to"]) for event in cluster.named("redealt")} == {(0,)}
+    assert {tuple(event["ranks"]) for event in cluster.named("reassigned")} == {(0,)}
 
 
 def test_a_worker_that_dies_after_it_handed_in_loses_only_its_part():
@@ -104,9 +104,9 @@ def test_a_worker_that_dies_after_it_handed_in_loses_only_its_part():
     compute(worker, blocks=1)
     cluster.deliver_up(worker)
     task = open_round(cluster)
-    assert [event["samples"] for event in cluster.named("redealt")] == [2]
+    assert [event["samples"] for event in cluster.named("reassigned")] == [2]
     cluster.kill(worker)
-    assert [event["samples"] for event in cluster.named("redealt")] == [2, 1]
+    assert [event["samples"] for event in cluster.named("reassigned")] == [2, 1]
     assert covered(task.ledger.list_open(0) + task.ledger.list_open(2)) == set(range(8))
     cluster.run_to_end()
 
@@ -232,5 +232,5 @@ def test_a_round_that_follows_steps_has_more_time_than_they_took():
     until_step(cluster, 3)
     task = open_round(cluster)
     patience = cluster.problem.config.exchange.join_deadline
-    assert task.inner_batch
+    assert task.inner_batch_size
     assert task.deadline - task.started == 2 * patience

@@ -38,8 +38,8 @@ def test_steps_win_over_epochs(max_steps: int | None, total: int):
 def test_checkpoints_validations_and_the_end_are_settled():
     codec = {"exchange.codec": "int8"}
     ends = {"checkpoint.every": 6, "training.evaluate_every": 5}
-    between = {"exchange.settle_every": 4}
-    for changes, settled in (
+    between = {"exchange.flush_every": 4}
+    for changes, flushed in (
         ({**ends, "exchange.codec": "bf16"}, set(range(11))),
         ({**ends, **codec}, {4, 5, 9, 10}),
         ({**ends, **codec, **between}, {3, 4, 5, 7, 9, 10}),
@@ -47,7 +47,7 @@ def test_checkpoints_validations_and_the_end_are_settled():
     ):
         config = load_config("quickstart", {"training.evaluate_every": 0, **changes})
         plan = StepPlan(20, 8, 2, 11, 1, flush_periods(config))
-        assert {step for step in range(11) if plan.flushes_residuals(step)} == settled
+        assert {step for step in range(11) if plan.flushes_residuals(step)} == flushed
 
 
 @given(
@@ -101,7 +101,7 @@ def test_settled_steps():
     assert after.total_steps == 7 + 9
     assert [step + 1 for step in range(16) if after.flushes_residuals(step)] == [4, 6, 7, 8, 12, 16]
     assert [after.count_flushed(done) for done in (6, 7, 8, 9)] == [6, 7, 12, 12]
-    at_the_end = StepPlan(100, 2, 1, settle_every=())
+    at_the_end = StepPlan(100, 2, 1, flush_every=())
     assert [step + 1 for step in range(50) if at_the_end.flushes_residuals(step)] == [50]
 
 

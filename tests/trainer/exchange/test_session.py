@@ -30,7 +30,13 @@ pytestmark = pytest.mark.usefixtures("small_frames")
 PROBLEM = ExactProblem()
 GENERATION = 4
 COMMIT = StepCommit(
-    step=3, loss=1, grad_norm=1, clip_scale=1, learning_rate=0.1, report=False, next=None
+    step=3,
+    loss=1,
+    grad_norm=1,
+    clip_scale=1,
+    learning_rate=0.1,
+    report_weights=False,
+    next_assignment=None,
 )
 SHARD = ShardAssignment(kind="train", shard=1, step=3, epoch=0, start=4, stop=6)
 
@@ -48,7 +54,7 @@ def accepted(state: TrainState, moments: bool) -> Frame:
         rank=1,
         generation=GENERATION,
         step=state.step,
-        moments=moments,
+        has_moments=moments,
         heartbeat=0.5,
         lost_after=3.0,
     )

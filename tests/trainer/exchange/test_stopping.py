@@ -130,5 +130,7 @@ def test_a_step_that_is_done_in_time_is_saved_too():
     cluster.settle_down()
     assert cluster.end.reason == "stopped by SIGTERM"
     assert saved(cluster) == [(3, False), (4, False)]
-    assert cluster.named("verified")[-1]["at"] == 4, "the last step of a stopped run is proved too"
+    assert cluster.named("verified")[-1]["at_step"] == 4, (
+        "the last step of a stopped run is proved too"
+    )
     cluster.run_to_end()

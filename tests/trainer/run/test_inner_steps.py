@@ -55,8 +55,8 @@ class Quadratic:
         raise NotImplementedError
 
 
-def plan(inner: int, rounds: int = 3, batch: int = 4, settle: tuple[int, ...] = ()) -> StepPlan:
-    return StepPlan(inner * rounds * batch, batch, 1, None, inner, settle)
+def plan(inner: int, rounds: int = 3, batch: int = 4, flush: tuple[int, ...] = ()) -> StepPlan:
+    return StepPlan(inner * rounds * batch, batch, 1, None, inner, flush)
 
 
 def worker(plan: StepPlan, state: TrainState | None = None) -> tuple[InnerSteps, TrainState]:
@@ -184,7 +184,7 @@ def test_two_workers_are_diloco_as_torch_does_it(shares: tuple[int, int]):
 
 def test_a_settled_round_leaves_nothing_private():
     """Who worked on, and who joins with the common state, do the same from there on."""
-    steps = plan(inner=4, settle=(2,))
+    steps = plan(inner=4, flush=(2,))
     inner, state = worker(steps)
     outer = OuterNesterov(0.7, 0.9, LAYOUT)
     assert [inner.order_blocks(step) for step in range(2)] == [

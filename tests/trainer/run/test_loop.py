@@ -75,7 +75,7 @@ def test_a_result_says_how_much_followed_the_first_gradient(
     """Backward ends a second for each block later; only a block that is wanted is handed over."""
     clock = Clock()
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    exchange = OneShard(SHARD.model_copy(update={"blocks": blocks}))
+    exchange = OneShard(SHARD.model_copy(update={"missing_blocks": blocks}))
     sample = Encoded(np.arange(3, dtype=np.int32), 1)
     nothing: Any = None
     worker = Worker(
@@ -90,7 +90,7 @@ def test_a_result_says_how_much_followed_the_first_gradient(
     worker.run()
     (result,) = exchange.sent
     assert isinstance(result, ShardResult)
-    assert (result.seconds, result.overlap) == (4.0, overlap)
+    assert (result.compute_seconds, result.overlap_seconds) == (4.0, overlap)
 
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 8), (0.0, 4)])
@@ -100,7 +100,8 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
     """The message comes before the blocks: these are about the first samples alone."""
     clock = Clock()
     sample = Encoded(np.arange(3, dtype=np.int32), 1)
-    shard = SHARD.model_copy(update={"step": 0, "stop": 8, "inner_batch": 4, "limit": limit})
+    changes = {"step": 0, "stop": 8, "inner_batch_size": 4, "time_limit": limit}
+    shard = SHARD.model_copy(update=changes)
     state = TrainState.create(np.ones(tiny_layout().size, np.float32))
     exchange = OneShard(shard)
     exchange.sent = exchange.blocks = order = []  # both in one order
@@ -120,7 +121,7 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
     worker.run()
     early = [PartialShard(shard=4, samples=4)] if limit is not None else []
     assert order[: len(early)] == early
-    # The only round is the last, and so settled: as many blocks again.
+    # The only round is the last, and so a flush: as many blocks again.
     assert order[len(early) : -1] == [1, 0, 3, 2, 5, 4, 7, 6]
     assert (order[-1].weight, order[-1].shard) == (taken, 4)
 
@@ -136,9 +137,9 @@ def test_a_gradient_is_gone_once_it_was_applied() -> None:
         grad_norm=1.0,
         clip_scale=1.0,
         learning_rate=0.1,
-        report=False,
-        settled=True,
-        next=None,
+        report_weights=False,
+        residuals_flushed=True,
+        next_assignment=None,
     )
     state = TrainState.create(np.ones(layout.size, np.float32))
     exchange = OneShard(SHARD.model_copy(update={"step": 1}))

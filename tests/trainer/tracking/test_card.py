@@ -48,10 +48,10 @@ def test_nothing_was_lost() -> None:
 def test_workers_that_were_lost_and_what_made_up_for_them() -> None:
     records = [
         event("lost", rank=1),
-        event("redealt", rank=1, samples=9, to=[0]),
+        event("reassigned", rank=1, samples=9, ranks=[0]),
         event("rejoined", rank=1),
         event("lost", rank=1),
-        event("redealt", rank=1, samples=1000, to=[0, 2]),
+        event("reassigned", rank=1, samples=1000, ranks=[0, 2]),
         event("rejoined", rank=1),
         event("lost", rank=2),
         event("alarm", reason="disk full"),
@@ -174,7 +174,7 @@ def train(folder: Path, data: Path, *words: str) -> tuple[list[str], str]:
     command += ["--batch-size", "4", "--max-steps", "2", "--gpu-backend", "cpu", "--threads", "1"]
     done = forked.run([*TRAINER, *command, *words], os.environ, folder=folder)
     assert done.returncode == 0, done.stderr
-    card = read_status(folder / "out" / "status.json")["card"]
+    card = read_status(folder / "out" / "status.json")["summary"]
     said = [line.partition(" ")[2] for line in done.stderr.splitlines()]  # behind the times
     assert said[-len(card) :] == card
     assert done.stdout == ""
@@ -266,5 +266,5 @@ def test_a_run_that_failed_has_none(tmp_path: Path) -> None:
     command += ["--gpu-backend", "cpu", "--method", "full"]
     done = forked.run(command, os.environ, folder=tmp_path)
     assert done.returncode == 5, done.stderr
-    assert read_status(tmp_path / "out" / "status.json")["card"] == []
+    assert read_status(tmp_path / "out" / "status.json")["summary"] == []
     assert "next:" not in done.stderr

@@ -32,7 +32,7 @@ def metrics(step: int, **changes) -> Step:
         "exchange_bytes": 4096,
         "worker_tokens_per_second": {0: 100.0, 1: 200.0},
         "worker_seconds": {0: 0.05, 1: 0.0975},
-        "samples": [[0, 0, 5], [1, 5, 16]],
+        "sample_ranges": [[0, 0, 5], [1, 5, 16]],
     }
     return Step(**{**values, **changes})
 
@@ -62,8 +62,8 @@ def test_a_step_is_one_line(tmp_path: Path):
         "exchange_exposed_ms": 2.5,
         "worker_tokens_per_second": {"0": 100.0, "1": 200.0},
         "worker_seconds": {"0": 0.05, "1": 0.0975},
-        "shares": {"0": 5, "1": 11},
-        "samples": [[0, 0, 5], [1, 5, 16]],
+        "worker_samples": {"0": 5, "1": 11},
+        "sample_ranges": [[0, 0, 5], [1, 5, 16]],
     }
     assert (event["event"], event["rank"]) == ("lost", 1)
     assert validation["mcc"] == 0.8
@@ -171,7 +171,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path):
     log.close()
     values = {tag: value for tag, step, value in scalars(tmp_path / "tensorboard") if step == 1}
     assert values["loss"] == 1.5
-    assert values["shares/rank_1"] == 11
+    assert values["samples/rank_1"] == 11
     assert values["tokens_per_second/rank_0"] == 100
     assert values["tokens_per_second"] == 300
     assert values["validation/accuracy"] == 0.75

@@ -88,7 +88,7 @@ def step(number: int, seconds: float = 0.1) -> Step:
         exchange_ms=40.0,
         exchange_exposed_ms=8.0,
         worker_tokens_per_second={0: 10.0},
-        samples=[[0, 0, 10]],
+        sample_ranges=[[0, 0, 10]],
     )
 
 
@@ -98,7 +98,7 @@ def test_an_end_is_told_with_what_a_person_wants_to_know(
     recorder.step(step(10))
     recorder.close(0, "all steps are done")
     (event,) = told()
-    assert event["schema"] == "motley.notify/1"
+    assert event["schema"] == "motley.notify/2"
     assert (event["event"], event["run_id"], event["exit_code"]) == ("completed", "run", 0)
     assert (event["step"], event["total_steps"], event["loss"]) == (10, 10, 0.5)
     assert event["output"] == str(tmp_path)
@@ -138,7 +138,7 @@ def test_a_lost_host_and_its_return_are_told_as_data(
     assert lost["reason"] == HOSTILE
     assert "\n" not in lost["text"]
     assert "\x1b" not in lost["text"]
-    assert (back["event"], back["worker_host"]) == ("back", "b")
+    assert (back["event"], back["worker_host"]) == ("rejoined", "b")
     assert not list(tmp_path.rglob("pwned"))
 
 

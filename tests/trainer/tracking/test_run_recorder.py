@@ -88,7 +88,9 @@ def recorder_of(
     config: RunConfig | None = None,
     notifier: Notifier | None = None,
 ) -> RunRecorder:
-    job: Any = SimpleNamespace(run_id="run", data="d" * 64, model="m" * 64, base=None)
+    job: Any = SimpleNamespace(
+        run_id="run", data_digest="d" * 64, model_digest="m" * 64, base_digest=None
+    )
     given: Any = (folder, store, config or tiny_config(), job, StepPlan(100, 10, 1), 1)
     return RunRecorder(*given, notifier=notifier)
 
@@ -192,14 +194,14 @@ def test_a_resumed_run_goes_on_counting_validations(tmp_path: Path) -> None:
     store = KeepingStore()
     before = recorder_of(store, tmp_path / "before", config)
     for step in (1, 2):
-        before.emit({"event": "validation", "at": step, "loss": 1.0})
+        before.emit({"event": "validation", "at_step": step, "loss": 1.0})
     before.save(save_of(2, {"loss": 1.0}))
     assert before.close(0, "stopped by SIGTERM") == 0
     after = recorder_of(store, tmp_path / "after", config)
     after.resume(Resumed(Path("step-000002"), store.kept[0], ()))
     for step in (2, 3):
         assert after.early.stop_reason is None
-        after.emit({"event": "validation", "at": step, "loss": 1.0})
+        after.emit({"event": "validation", "at_step": step, "loss": 1.0})
     assert after.early.stop_reason is not None
     assert after.close(0, after.early.stop_reason) == 0
     assert read_status(tmp_path / "after" / "status.json")["state"] == "completed"
@@ -267,14 +269,14 @@ def test_a_run_that_waits_says_so_until_it_goes_on(recorder: RunRecorder, tmp_pa
             exchange_ms=40.0,
             exchange_exposed_ms=8.0,
             worker_tokens_per_second={0: 10.0},
-            samples=[[0, 0, 10]],
+            sample_ranges=[[0, 0, 10]],
         )
     )
     assert state() == ("running", None)
     (record,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "step"]
     assert (record["ce"], record["kl"], record["alpha"]) == (3.0, 1.0, 0.5)
     assert (record["exchange_ms"], record["exchange_exposed_ms"]) == (40.0, 8.0)
-    assert "waited_seconds" not in record, "what is not known is not recorded"
+    assert "teacher_wait_seconds" not in record, "what is not known is not recorded"
     status = read_status(tmp_path / "status.json")
     assert (status["exchange_ms"], status["exchange_exposed_ms"]) == (40.0, 8.0)
     recorder.close(0, "done")

@@ -51,7 +51,7 @@ def test_schema_and_time_are_added(tmp_path: Path):
     file = StatusFile(tmp_path / "new")
     assert file.write_if_due(status())
     read = read_status(file.path)
-    assert read["schema"] == "motley.status/1"
+    assert read["schema"] == "motley.status/2"
     assert read["updated"] > 1_600_000_000
     assert {k: v for k, v in read.items() if k not in ("schema", "updated")} == status()
     assert [path.name for path in file.path.parent.iterdir()] == ["status.json"]

@@ -50,11 +50,11 @@ def inspect(folder: Path, sample: int, as_json: bool) -> None:
         del description["shards"]
         tree = {
             **description,
-            "schema": "motley.logits.inspection/1",
+            "schema": "motley.logits.inspection/2",
             "digest": logits.digest,
             "planned": planned,
             "found": asdict(found) | {"bytes_per_token": found.bytes_per_token},
-            "teachers": [asdict(each.state) | {"silent": each.silent} for each in teachers],
+            "teachers": [asdict(each.state) | {"silent_seconds": each.silent} for each in teachers],
         }
         click.echo(json.dumps(tree))
         return
@@ -101,7 +101,7 @@ def _report(
         f"tokens       {found.tokens:,} of {planned['tokens']:,}",
     ]
     if found.bytes_per_token is not None:
-        lines.append(f"bytes        {found.size:,}, {found.bytes_per_token:.1f} a token")
+        lines.append(f"bytes        {found.bytes:,}, {found.bytes_per_token:.1f} a token")
     lines += [f"damaged      {reason}" for reason in found.damaged]
     if found.contents:
         lines += _distributions(found.contents, scheme.kind == "topk")
@@ -119,7 +119,7 @@ def _report(
 
 def _distributions(contents: Contents, exact: bool) -> list[str]:
     lines = [
-        f"{'kept mass' if exact else 'mass inside':12} {contents.kept:.4f} on average over "
+        f"{'kept mass' if exact else 'mass inside':12} {contents.kept_mass:.4f} on average over "
         f"{contents.positions:,} positions of {contents.shards} shards"
     ]
     most = max(1, *contents.histogram)
@@ -128,8 +128,8 @@ def _distributions(contents: Contents, exact: bool) -> list[str]:
         bar = "#" * round(BAR * count / most)
         lines.append(f"  {place / 10:.1f} to {(place + 1) / 10:.1f} {bar:{BAR}} {share:7.2%}")
     lines.append(
-        f"{'a position':12} {contents.entries:.1f} entries, {contents.dropped:.4f} outside the "
-        f"vocabulary, entropy {contents.entropy:.3f} nats"
+        f"{'a position':12} {contents.entries:.1f} entries, {contents.dropped_mass:.4f} outside"
+        f" the vocabulary, entropy {contents.entropy:.3f} nats"
     )
     return lines
 

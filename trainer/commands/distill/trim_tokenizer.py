@@ -40,7 +40,7 @@ def trim_tokenizer(
     folder = local_model(tokenizer_dir) or tokenizer_dir
     trimmed = trim_to_size(folder, Documents(data, columns), size, output)
     if as_json:
-        tree = {"schema": "motley.trimming/1", "output": str(output), **asdict(trimmed)}
+        tree = {"schema": "motley.trimming/2", "output": str(output), **asdict(trimmed)}
         click.echo(json.dumps(tree))
         return
     before, after = trimmed.corpus_teacher_tokens, trimmed.corpus_tokens
@@ -50,7 +50,7 @@ def trim_tokenizer(
         "length": f"{after:,} tokens instead of {before:,} ({after / before - 1:+.2%})",
         "a token": f"{trimmed.characters / after:.2f} characters instead of"
         f" {trimmed.characters / before:.2f}",
-        "coverage": f"{trimmed.covered / before:.2%} of the old tokens are kept",
+        "coverage": f"{trimmed.covered_tokens / before:.2%} of the old tokens are kept",
         "output": str(output),
     }
     for name, text in rows.items():

@@ -24,7 +24,7 @@ class Answer:
     """The continuation, without what ended it, or half a character where it is cut."""
     tokens: NDArray[np.int32]
     """`[T]`: the prompt's and the new ones."""
-    asked: int
+    prompt_length: int
     """How many of them are the prompt's."""
     logprobs: NDArray[np.float32]
     """`[T - asked]` natural logarithm of the model's probability of each new token, over its whole

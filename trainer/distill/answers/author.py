@@ -192,7 +192,7 @@ class Author:
             prompt=turns_before(self._prompts.samples[place.prompt]),
             text=stream.text if ended else stream.text.rstrip(INCOMPLETE),
             tokens=np.array([*asked, *new], np.int32),
-            asked=len(asked),
+            prompt_length=len(asked),
             logprobs=np.array(scores, np.float32),
             ended=ended,
         )

@@ -43,8 +43,8 @@ class AnswersDescription(Described):
     samples: int
     """Answers to each prompt."""
     max_new_tokens: int
-    drawing: SamplingParams
-    stops: tuple[str, ...]
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...]
     """Texts that end an answer, beside the model's own end."""
     shards: tuple[ShardPlan, ...]
     """A plan's tokens are the most that its answers can have."""

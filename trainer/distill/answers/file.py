@@ -31,7 +31,7 @@ _FIELDS = {
     "messages": pa.list_(_TURN),
     "document": pa.int64(),
     "sample": pa.int32(),
-    "asked": pa.int32(),
+    "prompt_length": pa.int32(),
     "tokens": pa.list_(pa.int32()),
     "logprobs": pa.list_(pa.float32()),
     "ended": pa.bool_(),
@@ -49,7 +49,7 @@ def encode_answers(dataset: str, plan: ShardPlan, answers: Sequence[Answer]) -> 
         "motley.schema": ANSWERS_SCHEMA,
         "motley.dataset": dataset,
         "motley.shard": json.dumps(asdict(plan)),
-        "motley.blank": json.dumps(blank),
+        "motley.empty": json.dumps(blank),
     }
     rows = [_to_row(answer) for answer in answers if not answer.blank]
     schema = pa.schema(list(_FIELDS.items()), metadata=metadata)
@@ -70,7 +70,7 @@ class _BlankAnswer:
 
     document: int
     sample: int
-    asked: int
+    prompt_length: int
     tokens: list[int]
     logprobs: list[float]
     ended: bool
@@ -97,13 +97,18 @@ def decode_answers(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer
     except pa.ArrowException as error:
         raise ValueError(f"not usable Parquet: {error}") from None
     try:
-        blank = validate_json(list[_BlankAnswer], metadata[b"motley.blank"], "motley.blank")
+        blank = validate_json(list[_BlankAnswer], metadata[b"motley.empty"], "motley.empty")
         rows += [{"prompt": "", "completion": "", **vars(each)} for each in blank]
         answers = [_from_row(row) for row in rows]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"a damaged answer: {error}") from None
     for answer in answers:
-        if not 0 < answer.asked < len(answer.tokens) == answer.asked + len(answer.logprobs):
+        if (
+            not 0
+            < answer.prompt_length
+            < len(answer.tokens)
+            == answer.prompt_length + len(answer.logprobs)
+        ):
             raise ValueError(
                 f"answer {answer.sample} to prompt {answer.document}: its tokens and"
                 " their scores differ in number"
@@ -130,7 +135,7 @@ def _to_blank(answer: Answer) -> dict[str, Any]:
     return {
         "document": answer.document,
         "sample": answer.sample,
-        "asked": answer.asked,
+        "prompt_length": answer.prompt_length,
         "tokens": answer.tokens.tolist(),
         "logprobs": answer.logprobs.tolist(),
         "ended": answer.ended,
@@ -149,7 +154,7 @@ def _from_row(row: dict[str, Any]) -> Answer:
         prompt=prompt,
         text=text,
         tokens=np.array(row["tokens"], np.int32),
-        asked=row["asked"],
+        prompt_length=row["prompt_length"],
         logprobs=np.array(row["logprobs"], np.float32),
         ended=row["ended"],
     )

@@ -25,10 +25,10 @@ class Contents:
     positions: int
     entries: float
     """Tokens with a value at a position."""
-    kept: float
+    kept_mass: float
     """Probability of the tokens kept exactly; of `sampled`, which keeps none, of the student's
     vocabulary."""
-    dropped: float
+    dropped_mass: float
     """Probability of tokens that the student's vocabulary lacks."""
     entropy: float
     """Nats."""
@@ -44,7 +44,7 @@ class LogitsSurvey:
     """Complete ones."""
     windows: int
     tokens: int
-    size: int
+    bytes: int
     """Bytes of their files."""
     requested: list[int]
     quarantined: int
@@ -56,7 +56,7 @@ class LogitsSurvey:
     @property
     def bytes_per_token(self) -> float | None:
         """The mean size of a token in the complete shards, in bytes."""
-        return self.size / self.tokens if self.tokens else None
+        return self.bytes / self.tokens if self.tokens else None
 
 
 def survey_logits(folder: LogitsFolder, sample: int) -> LogitsSurvey:
@@ -80,7 +80,9 @@ def survey_logits(folder: LogitsFolder, sample: int) -> LogitsSurvey:
         shards=len(complete),
         windows=sum(plan.windows for plan in complete),
         tokens=sum(plan.tokens for plan in complete),
-        size=sum((folder.shard_path(plan.number) / SHARD_FILE).stat().st_size for plan in complete),
+        bytes=sum(
+            (folder.shard_path(plan.number) / SHARD_FILE).stat().st_size for plan in complete
+        ),
         requested=folder.list_requests(),
         quarantined=sum(1 for _ in (folder.path / QUARANTINE).glob("shard-*")),
         damaged=damaged,
@@ -113,8 +115,8 @@ def _summarize_contents(read: Sequence[NDArray[np.float64]]) -> Contents | None:
         shards=len(read),
         positions=positions,
         entries=entries,
-        kept=kept,
-        dropped=dropped,
+        kept_mass=kept,
+        dropped_mass=dropped,
         entropy=entropy,
         histogram=tuple(histogram.tolist()),
     )

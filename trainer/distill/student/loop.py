@@ -131,16 +131,16 @@ class Student:
                 loss=mean_loss(loss_sum, weight),
                 ce=divide_or_none(result.loss_sum if result.ce_sum is None else result.ce_sum),
                 kl=divide_or_none(result.kl_sum),
-                own_kl=divide_or_none(answers.kl_sum, answers),
+                on_policy_kl=divide_or_none(answers.kl_sum, answers),
                 alpha=alpha,
                 learning_rate=rate,
                 grad_norm=norm,
                 seconds=seconds,
-                waited_seconds=waited,
-                wrote_seconds=self.own.wrote if self.own else None,
+                teacher_wait_seconds=waited,
+                generation_seconds=self.own.wrote if self.own else None,
                 tokens_per_second=tokens / seconds,
                 worker_tokens_per_second={0: tokens / seconds},
-                samples=[[0, at.start, at.stop]],
+                sample_ranges=[[0, at.start, at.stop]],
             )
         )
 
@@ -152,7 +152,7 @@ class Student:
             self._evaluate_samples(self.validation) if due and self.validation is not None else None
         )
         if scores is not None:
-            self.recorder.emit({"event": "validation", "at": self.step, **scores})
+            self.recorder.emit({"event": "validation", "at_step": self.step, **scores})
             self._save_once(scores)
         elif self.step % self.config.checkpoint.every == 0:
             self._save_once()
@@ -166,7 +166,7 @@ class Student:
             return
         made = self.replica.answer(asked.prompts, asked.new_tokens, asked.stop)
         self.recorder.emit(
-            {"event": "answers", "at": self.step, "answers": asked.make_records(made)}
+            {"event": "answers", "at_step": self.step, "answers": asked.make_records(made)}
         )
 
     def _evaluate_samples(self, samples: Dataset) -> dict[str, Any] | None:
@@ -185,7 +185,7 @@ class Student:
             return
         self._saved = self.step
         snapshot = self.optimizer.snapshot(self.step)
-        stream = asdict(self.position) | ({"rounds": self.own.run} if self.own else {})
+        stream = asdict(self.position) | ({"iterations": self.own.run} if self.own else {})
         self.recorder.save(Save(snapshot, self.generation, scores, stream))
 
     def _emit_event(self, event: str, message: str) -> None:

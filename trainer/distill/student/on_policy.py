@@ -232,7 +232,7 @@ class OnPolicy:
             window.scores, scheme, objective.temperature, self._own.divergence
         )
         labels: NDArray[np.int32] = window.tokens.copy()
-        labels[: answer.asked] = IGNORED
+        labels[: answer.prompt_length] = IGNORED
         return Encoded(window.tokens, labels, soft)
 
 
@@ -264,9 +264,9 @@ def _describe_answers(
         corpus=CorpusInfo(digest=prompts_digest(prompts.samples), documents=0),
         samples=config.on_policy_answers * own.iteration_steps,
         max_new_tokens=own.max_new_tokens,
-        drawing=SamplingParams(
+        sampling=SamplingParams(
             temperature=own.temperature, top_k=None, top_p=None, seed=config.training.seed
         ),
-        stops=(),
+        stop_strings=(),
         shards=(),
     )

@@ -101,8 +101,8 @@ def assign_answers(request: AnswerRequest) -> AnswerAssignment:
         corpus=CorpusInfo(digest=prompts_digest(samples), documents=len(samples)),
         samples=request.samples,
         max_new_tokens=new,
-        drawing=SamplingParams(**asdict(request.sampling)),
-        stops=tuple(request.stops),
+        sampling=SamplingParams(**asdict(request.sampling)),
+        stop_strings=tuple(request.stops),
         shards=plan_shards(len(samples), request.prompts_per_shard, request.samples, new),
     )
     folder = AnswersFolder(request.output)
@@ -129,7 +129,7 @@ class AnswerRun(ShardRun[Answer]):
                 assignment.prompts,
                 assignment.sampling,
                 there.max_new_tokens,
-                there.stops,
+                there.stop_strings,
             )
             check_same_model(assignment.model_dir, there.teacher)
             assignment.folder.write_description(there)

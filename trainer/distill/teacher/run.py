@@ -334,7 +334,10 @@ class TeacherRun(ShardRun[Window]):
         teacher = self._load_teacher()
         pieces = [
             UnscoredWindow(
-                answer.document, 0, answer.tokens, np.arange(len(answer.tokens)) >= answer.asked
+                answer.document,
+                0,
+                answer.tokens,
+                np.arange(len(answer.tokens)) >= answer.prompt_length,
             )
             for answer in answers
         ]

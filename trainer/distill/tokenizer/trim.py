@@ -43,7 +43,7 @@ class TrimResult:
     corpus_tokens: int
     """Of the trimmed tokenizer, without special tokens around a text."""
     corpus_teacher_tokens: int
-    covered: int
+    covered_tokens: int
     """The kept ones of the teacher's corpus tokens."""
 
 
@@ -108,7 +108,7 @@ def trim_to_size(
         characters=characters,
         corpus_tokens=after,
         corpus_teacher_tokens=int(counts.sum()),
-        covered=int(counts[teacher_ids].sum()),
+        covered_tokens=int(counts[teacher_ids].sum()),
     )
 
 

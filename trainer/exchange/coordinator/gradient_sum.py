@@ -160,7 +160,7 @@ class GradientSum:
 
     Args:
         codec: that contributions come in, and averages go in.
-        settled: nothing that was left of earlier steps is left after this one.
+        flush: whether averages include all residuals, so that none is left.
         second_moments: those of a round follow, as blocks of their own.
         memory: that of all steps of a run; its own if there is none.
     """
@@ -171,14 +171,14 @@ class GradientSum:
         codec: SenderCodec,
         step: int,
         *,
-        settled: bool = True,
+        flush: bool = True,
         second_moments: bool = False,
         memory: SumMemory | None = None,
     ) -> None:
         self.layout = layout.with_second_moments if second_moments else layout
         self._updates = len(layout.blocks)
         self.step = step
-        self._settled = settled
+        self._flush = flush
         self._agreed = codec
         self._memory = memory or SumMemory(self.layout)
         self._sums: dict[int, Float32] = {}
@@ -223,7 +223,7 @@ class GradientSum:
         key = (frame.block, frame.shard)
         assembly = self.partial.get(key)
         if assembly is None:
-            codec = self._agreed.find_codec(frame.codec, settled=self._settled)
+            codec = self._agreed.find_codec(frame.codec, flush=self._flush)
             size = self.layout.blocks[frame.block].size
             assembly = BlockAssembly(codec, size, frame.weight)
             self.partial[key] = assembly
@@ -325,7 +325,7 @@ class GradientSum:
         """Encode an average, and replace it by what all members decode."""
         if self._is_exact:
             return self._agreed.codec, values.view(np.uint8)
-        codec, encoded = self._agreed.encode(block, values, settle=self._settled)
+        codec, encoded = self._agreed.encode(block, values, flush=self._flush)
         codec.decode(encoded, values)
         return codec, encoded
 

@@ -64,7 +64,7 @@ class Joiners:
             self._logged = True
             for member in behind:
                 reason = "the next commit waits until it has caught up"
-                self._outbox.emit("behind", rank=member.rank, reason=reason)
+                self._outbox.emit("lagging", rank=member.rank, reason=reason)
         return behind if waited > self._patience else []
 
     def _list_joining(self) -> list[Member]:

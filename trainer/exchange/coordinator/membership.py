@@ -44,7 +44,7 @@ RESUME_PATIENCE = 15.0
 """Seconds that a resumed run waits for all of its workers before it goes on with those here."""
 STOP_PATIENCE = 10.0
 """Seconds that a stop waits for the step under way, and for the last proofs of equal weights."""
-_WORK = (MessageType.SHARD_RESULT, MessageType.HAND_IN)
+_WORK = (MessageType.SHARD_RESULT, MessageType.PARTIAL_SHARD)
 
 
 class Coordinator:
@@ -176,7 +176,7 @@ class Coordinator:
         """End at once with an error's exit code; what is not saved is lost."""
         if self.phase == "over":
             return []
-        cause = {"nan": True} if isinstance(error, NonFiniteError) else {}
+        cause = {"non_finite": True} if isinstance(error, NonFiniteError) else {}
         self._outbox.emit("halted", reason=str(error), **cause)
         self._end_run(error.exit_code, str(error))
         return self._outbox.take_actions()
@@ -205,7 +205,7 @@ class Coordinator:
             match messages.parse_message(frame):
                 case messages.JoinRequest() as request:
                     return self._handle_join_request(link, request, now)
-                case messages.Heartbeat(reading=messages.Reading() as reading):
+                case messages.Heartbeat(read_progress=messages.ReadProgress() as reading):
                     return self._pending.record_reading(link, reading, now)
                 case _:
                     pass
@@ -231,7 +231,7 @@ class Coordinator:
             rank=member.rank,
             generation=member.generation,
             step=state.step,
-            moments=moments,
+            has_moments=moments,
             heartbeat=self._settings.heartbeat,
             lost_after=self._settings.lost_after,
         )
@@ -251,7 +251,7 @@ class Coordinator:
             self.training.add_gradient(member, frame)
             return
         match messages.parse_message(frame):
-            case messages.Heartbeat(reading=None):
+            case messages.Heartbeat(read_progress=None):
                 pass
             case messages.StateLoaded() as proof:
                 member.confirm_state(proof.digest)
@@ -371,7 +371,7 @@ class Coordinator:
         step = self.training.state.step
         gap = self.training.audit.describe_gap(step)
         if gap and step:
-            self._outbox.emit("unproved", at=step, reason=gap)
+            self._outbox.emit("unverified", at_step=step, reason=gap)
         if gap and not self.training.stopping:
             error = UnprovedError(gap)
             self._end_run(error.exit_code, str(error))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.exchange.protocol.members import Certified, RefusalError
-from trainer.exchange.protocol.messages import JoinRequest, Reading
+from trainer.exchange.protocol.messages import JoinRequest, ReadProgress
 from trainer.system.errors import ProtocolError
 
 JOIN_REQUEST_TIMEOUT = 5.0
@@ -29,7 +29,7 @@ class _PendingConnection:
     certified: Certified
     since: float
     """Time of its arrival or of its last report."""
-    reading: Reading | None = None
+    reading: ReadProgress | None = None
     moved: float = 0.0
     """Time at which its count last grew."""
 
@@ -44,7 +44,7 @@ class PendingConnections:
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._arrivals: dict[int, _PendingConnection] = {}
-        self._last: dict[tuple[int | None, str], Reading] = {}
+        self._last: dict[tuple[int | None, str], ReadProgress] = {}
         """The last reports of workers that have not joined since, by rank and host."""
         self.moved = -math.inf
         """Time at which the count of any of them last grew."""
@@ -68,7 +68,7 @@ class PendingConnections:
             self._last.pop(key, None)
         return certified
 
-    def record_reading(self, link: int, reading: Reading, now: float) -> None:
+    def record_reading(self, link: int, reading: ReadProgress, now: float) -> None:
         """Record how far a worker has read.
 
         Raises:
@@ -102,7 +102,7 @@ class PendingConnections:
             link for link, each in self._arrivals.items() if now - each.since > JOIN_REQUEST_TIMEOUT
         ]
 
-    def find_stuck(self, now: float) -> list[tuple[int, Reading, str]]:
+    def find_stuck(self, now: float) -> list[tuple[int, ReadProgress, str]]:
         """Return the links of workers whose count does not grow, their last report, and why."""
         return [
             (link, reading, f"no progress for {self._patience:.0f} s: {_describe_reading(reading)}")
@@ -127,5 +127,5 @@ class PendingConnections:
             arrival.moved = min(now, arrival.moved + slept)
 
 
-def _describe_reading(reading: Reading) -> str:
+def _describe_reading(reading: ReadProgress) -> str:
     return reading.describe_stop("a worker" if reading.rank is None else f"rank {reading.rank}")

@@ -36,7 +36,7 @@ class PromptSet:
         """Return the request for the prompts of these numbers."""
         prompts = tuple(tuple(self.prompts[number]) for number in numbers)
         return GenerationRequest(
-            prompts=prompts, new_tokens=self.new_tokens, stop=tuple(sorted(self.stop))
+            prompts=prompts, max_new_tokens=self.new_tokens, stop_tokens=tuple(sorted(self.stop))
         )
 
     def make_records(self, made: Sequence[Sequence[int]]) -> list[dict[str, Any]]:

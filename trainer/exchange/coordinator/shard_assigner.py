@@ -92,10 +92,10 @@ class ShardAssigner:
             self.durations.expect_outer_steps(terms.inner_steps)
         samples = range(at.start, at.stop)
         task = self.open_task("train", step, at.epoch, samples, shares, now, sums)
-        task.settled, task.codec = terms.settled, terms.codec
+        task.flushes_residuals, task.codec = terms.flushes_residuals, terms.codec
         if terms.inner_steps:
-            task.inner_batch = max(1, round(plan.batch_size / len(task.ledger.initial_shards)))
-            task.limit = self.balancer.compute_limit(shares)
+            task.inner_batch_size = max(1, round(plan.batch_size / len(task.ledger.initial_shards)))
+            task.time_limit = self.balancer.compute_limit(shares)
         return task
 
     def assign_shard(self, task: Task, shard: Shard, now: float) -> None:
@@ -139,11 +139,11 @@ class ShardAssigner:
             deadline = max(deadline, task.deadline)
         task.deadline = deadline
         self._outbox.emit(
-            "redealt",
+            "reassigned",
             rank=shard.rank,
             samples=shard.size,
-            to=[p.rank for p in pieces],
-            **({"handed_in": kept.size} if kept else {}),
+            ranks=[p.rank for p in pieces],
+            **({"completed_samples": kept.size} if kept else {}),
         )
         for piece in pieces:
             self.assign_shard(task, piece, now)

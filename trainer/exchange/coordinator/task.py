@@ -33,13 +33,13 @@ class Task:
     results: dict[int, ShardResult] = field(default_factory=dict[int, ShardResult])
     orphans: list[Shard] = field(default_factory=list[Shard])
     """Shards of lost workers that no ready worker could take."""
-    settled: bool = False
+    flushes_residuals: bool = False
     """Whether no member has a residual after it."""
     codec: str = ""
     """The codec of a training step, as a setting."""
-    inner_batch: int = 0
+    inner_batch_size: int = 0
     """Samples of one inner step of a worker, about; 0 where each worker sends gradients."""
-    limit: float | None = None
+    time_limit: float | None = None
     """Seconds after which a worker hands in what it has of its first shard."""
     ask: Callable[[range], GenerationRequest] | None = None
     """Returns the prompts of a shard that is to answer."""
@@ -66,12 +66,12 @@ class Task:
             epoch=self.epoch,
             start=shard.start,
             stop=shard.stop,
-            blocks=None if whole else tuple(c for c in missing if c != self.result_column),
-            batch=self.ledger.num_samples,
-            settle=self.settled,
-            inner_batch=self.inner_batch,
-            limit=self.limit if self.ledger.is_whole(shard) else None,
-            asked=self.ask(range(shard.start, shard.stop)) if self.ask else None,
+            missing_blocks=None if whole else tuple(c for c in missing if c != self.result_column),
+            global_batch_size=self.ledger.num_samples,
+            flush_residuals=self.flushes_residuals,
+            inner_batch_size=self.inner_batch_size,
+            time_limit=self.time_limit if self.ledger.is_whole(shard) else None,
+            generation_request=self.ask(range(shard.start, shard.stop)) if self.ask else None,
         )
 
     def check_frame(self, shard: Shard, frame: Frame) -> None:
@@ -97,7 +97,7 @@ class Task:
         begun = len(self.ledger.find_missing(shard.id)) < self.ledger.columns or (
             self.sums is not None and any(key[1] == shard.id for key in self.sums.partial)
         )
-        if not self.inner_batch or begun or not 0 < samples < shard.size:
+        if not self.inner_batch_size or begun or not 0 < samples < shard.size:
             raise ProtocolError(f"{samples} samples of shard {shard.id} handed in")
         middle = shard.start + samples
         kept = Shard(shard.id, shard.rank, shard.start, middle)
@@ -148,7 +148,7 @@ class TaskDurations:
         self._seconds: dict[Kind, deque[float]] = {
             "train": deque(maxlen=50),
             "evaluate": deque(maxlen=50),
-            "answer": deque(maxlen=50),
+            "generate": deque(maxlen=50),
         }
 
     def expect_outer_steps(self, inner_steps: int) -> None:
@@ -186,7 +186,7 @@ def make_step_event(
     *,
     generation: int,
     learning_rate: float,
-    round_of: int | None,
+    inner_steps: int | None,
     seconds: float,
 ) -> Step:
     """Return the event of a committed step.
@@ -202,10 +202,10 @@ def make_step_event(
     hiding: dict[int, float] = {}
     for shard, result in zip(shards, results, strict=True):
         rank = shard.rank
-        rate_of_rank = result.tokens / result.seconds if result.seconds else 0.0
+        rate_of_rank = result.tokens / result.compute_seconds if result.compute_seconds else 0.0
         per_rank[rank] = per_rank.get(rank, 0.0) + rate_of_rank
-        computing[rank] = computing.get(rank, 0.0) + result.seconds
-        hiding[rank] = hiding.get(rank, 0.0) + min(result.overlap, result.seconds)
+        computing[rank] = computing.get(rank, 0.0) + result.compute_seconds
+        hiding[rank] = hiding.get(rank, 0.0) + min(result.overlap_seconds, result.compute_seconds)
     slowest = max(computing, key=lambda rank: computing[rank])
     exposed = max(seconds - computing[slowest], 0.0)
     sent = sum(average.encoded.size for average in task.sums.averages.values()) * receivers
@@ -218,7 +218,7 @@ def make_step_event(
         grad_norm=task.sums.norm,
         seconds=seconds,
         tokens_per_second=sum(result.tokens for result in results) / max(seconds, 1e-9),
-        samples=[[shard.rank, shard.start, shard.stop] for shard in shards],
+        sample_ranges=[[shard.rank, shard.start, shard.stop] for shard in shards],
         worker_tokens_per_second=per_rank,
         worker_seconds={rank: round(value, 6) for rank, value in computing.items()},
         worker_overlap_seconds={rank: round(value, 6) for rank, value in hiding.items()},
@@ -226,7 +226,7 @@ def make_step_event(
         exchange_exposed_ms=1e3 * exposed,
         exchange_bytes=task.sums.bytes_received + sent,
         codec=task.codec,
-        round_of=round_of,
+        inner_steps=inner_steps,
         watts={
             shard.rank: result.watts
             for shard, result in zip(shards, results, strict=True)

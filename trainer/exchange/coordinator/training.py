@@ -129,19 +129,21 @@ class Training:
             raise ProtocolError(f"shard {shard.id}: result and gradients differ in weight")
         if task.kind == "evaluate":
             self._validation.check_result(result)
-        if task.kind == "answer":
+        if task.kind == "generate":
             self._answers.check_answers(result, shard.size)
         if result.loss_sum is None:
             samples = f"samples {shard.start}..{shard.stop}"
             what = f"rank {member.rank} computed a loss that is not finite in {samples}"
             raise NonFiniteError.at_step(task.step + 1, what)
-        self.policy.residuals.record_norm(member.rank, result.residual)
+        self.policy.residuals.record_norm(member.rank, result.residual_norm)
         task.results[shard.id] = result
         task.ledger.record_contribution(shard.id, task.result_column)
         # A reassigned shard waited for the member's own shard first: that is not its overhead.
         if task.kind == "train" and task.ledger.is_first(shard):
             elapsed = now - task.sent_at[shard.id]
-            self.assigner.balancer.observe_shard(shard.rank, shard.size, result.seconds, elapsed)
+            self.assigner.balancer.observe_shard(
+                shard.rank, shard.size, result.compute_seconds, elapsed
+            )
 
     def advance(self, now: float) -> None:
         """Finish the task if nothing is missing, and open the next."""
@@ -157,14 +159,16 @@ class Training:
             if task.kind == "evaluate":
                 self._finish_validation(task)
             else:
-                self._outbox.emit("answers", at=task.step, answers=self._answers.finish_task(task))
+                self._outbox.emit(
+                    "answers", at_step=task.step, answers=self._answers.finish_task(task)
+                )
             self.begin_task(now)
 
     def apply_update(self) -> None:
         """Apply the committed update to the reference replica, log it, and save when due."""
-        unsettled, self._pending_update = self._pending_update, None
-        if unsettled:
-            unsettled()
+        finish_update, self._pending_update = self._pending_update, None
+        if finish_update:
+            finish_update()
 
     @property
     def is_update_applied(self) -> bool:
@@ -255,7 +259,7 @@ class Training:
             shares = {
                 self.assigner.balancer.find_fastest(self.assigner.list_ready_ranks()): len(prompts)
             }
-            self.task = self.assigner.open_task("answer", step, 0, prompts, shares, now)
+            self.task = self.assigner.open_task("generate", step, 0, prompts, shares, now)
             self.task.ask = questions.make_request
         elif step < total:
             terms = self.policy.make_terms(step)
@@ -264,7 +268,7 @@ class Training:
                 self.layout,
                 self.policy.codec,
                 step,
-                settled=terms.settled,
+                flush=terms.flushes_residuals,
                 second_moments=doubled,
                 memory=None if doubled else self.memory,
             )
@@ -280,7 +284,7 @@ class Training:
         may_end = self._validation.can_end_run(done, self.plan.total_steps)
         report = last or may_end or done % self.config.exchange.hash_every == 0
         loss, receivers = task.compute_loss(), len(self._membership)
-        self.policy.residuals.record_commit(settled=task.settled)
+        self.policy.residuals.record_commit(flushed=task.flushes_residuals)
         self._open_next_task(done, now)
         shards = (
             {shard.rank: shard for shard in self.task.ledger.initial_shards} if self.task else {}
@@ -296,14 +300,14 @@ class Training:
                 grad_norm=norm,
                 clip_scale=scale,
                 learning_rate=rate,
-                report=report,
-                settled=task.settled,
-                next=following,
+                report_weights=report,
+                residuals_flushed=task.flushes_residuals,
+                next_assignment=following,
             )
             self._outbox.send(member, commit, task.step)
         self._outbox.add(ApplyUpdate())
 
-        def settle() -> None:
+        def finish_update() -> None:
             self.policy.apply_update(self.state, sums.gradient, rate, scale)
             if report:
                 ranks, due = self.assigner.list_ready_ranks(), now + self._proof_timeout
@@ -313,7 +317,7 @@ class Training:
                 receivers,
                 generation=self._membership.generation,
                 learning_rate=rate,
-                round_of=self.plan.inner_steps if task.inner_batch else None,
+                inner_steps=self.plan.inner_steps if task.inner_batch_size else None,
                 seconds=now - task.started,
             )
             self._outbox.add(event)
@@ -324,11 +328,11 @@ class Training:
             if due and self.task and self.task.kind != "evaluate":
                 self.save_checkpoint()
 
-        self._pending_update = settle
+        self._pending_update = finish_update
 
     def _finish_validation(self, task: Task) -> None:
         scores = self._validation.finish_task(task)
-        self._outbox.emit("validation", at=task.step, **scores)
+        self._outbox.emit("validation", at_step=task.step, **scores)
         self.save_checkpoint()
 
     @property

@@ -64,7 +64,7 @@ class WeightAudit:
         if report.digest != request.digest:
             request.failed.add(rank)
             self._diverged[rank] = self._diverged.get(rank, 0) + 1
-            self._outbox.emit("diverged", rank=rank, at=at, digest=report.digest)
+            self._outbox.emit("diverged", rank=rank, at_step=at, digest=report.digest)
             raise ProtocolError(f"its weights differ after step {at}")
         self._confirm_rank(request, rank)
 
@@ -127,4 +127,4 @@ class WeightAudit:
             return
         request.verified = True
         ranks = sorted(request.confirmed)
-        self._outbox.emit("verified", at=request.at, digest=request.digest, ranks=ranks)
+        self._outbox.emit("verified", at_step=request.at, digest=request.digest, ranks=ranks)

@@ -1,7 +1,7 @@
 """The setting `exchange.codec: auto`, decided by measured steps. Pure.
 
 The codec is bf16 while a step hides its exchange, else int8. Both cost a run nothing
-(docs/low-bandwidth.md has their losses). A step in bf16 is a settled one: no residual is left after
+(docs/low-bandwidth.md has their losses). A step in bf16 is a flush step: no residual is left after
 it, so the codec can change at any ordinary step, in both directions.
 """
 
@@ -30,7 +30,7 @@ from trainer.planning.exchange_choice import (
 from trainer.planning.term import Term, term
 
 _FIRST = 3
-"""Steps that are not measured: shares settle, and caches are filled."""
+"""Steps that are not measured: assignments converge, and caches are filled."""
 _WINDOW = 10
 """Steps whose medians decide."""
 _AGREEING = 2

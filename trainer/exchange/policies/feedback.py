@@ -38,8 +38,8 @@ class ErrorFeedback(SenderCodec):
         self.batches = [0] * len(sizes)
         """The batch of the step that each residual is of."""
 
-    def find_codec(self, number: int, *, settled: bool = False) -> Codec:
-        """Return the codec with a number on the wire; a settled step's sums are in bf16 alone.
+    def find_codec(self, number: int, *, flush: bool = False) -> Codec:
+        """Return the codec with a number on the wire; a flush step's sums are in bf16 alone.
 
         Raises:
             ProtocolError: a block may not come in it.
@@ -47,8 +47,8 @@ class ErrorFeedback(SenderCodec):
         if number == self._plain.id:
             return self._plain
         codec = super().find_codec(number)
-        if settled:
-            raise ProtocolError(f"{codec.name} came in a settled step, bf16 is due")
+        if flush:
+            raise ProtocolError(f"{codec.name} came in a flush step, bf16 is due")
         return codec
 
     def compute_largest_sizes(self) -> tuple[int, ...]:
@@ -62,23 +62,23 @@ class ErrorFeedback(SenderCodec):
         return math.sqrt(math.fsum(float(np.dot(part, part)) for part in owed))
 
     def encode(
-        self, block: int, values: Float32, *, settle: bool = False, batch: int = 0
+        self, block: int, values: Float32, *, flush: bool = False, batch: int = 0
     ) -> tuple[Codec, Bytes]:
         """Return the bytes for a block, and the codec that they are in.
 
-        That is bf16 if the block is to settle, which leaves no residual; and if it holds a NaN or
+        That is bf16 of a flush, which leaves no residual; and if it holds a NaN or
         Inf, or squares that overflow, which so reach the check that names their tensor.
 
         Args:
             values: `[n]` fp32; unchanged.
-            settle: send the residuals; bf16's own rounding is dropped.
+            flush: send the residuals; bf16's own rounding is dropped.
             batch: samples of this step over all workers. A short last batch is divided by less, so
                 what is left of full ones is made to count less; 0: all are the same.
         """
         residual = self._add_to_residual(block, values, batch)
         with np.errstate(over="ignore", invalid="ignore"):
             is_finite = math.isfinite(np.dot(residual, residual))
-        if settle or not is_finite:
+        if flush or not is_finite:
             encoded = self._plain.encode(residual)
             residual[...] = 0
             return self._plain, encoded

@@ -25,8 +25,8 @@ class StepTerms:
     """How the members exchange one step."""
 
     codec: str
-    """As a setting; a settled step is sent in bf16."""
-    settled: bool = True
+    """As a setting; a flush step is sent in bf16."""
+    flushes_residuals: bool = True
     """Whether nothing private to a member is left after it."""
     second_moments: bool = False
     """Whether those of the workers follow, as blocks of their own."""
@@ -59,8 +59,8 @@ class EveryStep:
 
     def make_terms(self, step: int) -> StepTerms:
         """Return how a step, counted from 0, is exchanged."""
-        settled = self.plan.flushes_residuals(step) or self.choice.is_bf16(step)
-        return StepTerms(self.choice.find_codec(step), settled)
+        flushes = self.plan.flushes_residuals(step) or self.choice.is_bf16(step)
+        return StepTerms(self.choice.find_codec(step), flushes)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of the last inner step of a step."""
@@ -88,12 +88,12 @@ class OuterSteps(EveryStep):
     """
 
     def make_terms(self, step: int) -> StepTerms:
-        """Return how a step is exchanged; a settled outer step averages second moments too."""
+        """Return how a step is exchanged; one that flushes averages second moments too."""
         terms = super().make_terms(step)
         if not self.plan.is_outer_step(step):
             return terms
-        settles = self.plan.flushes_residuals(step)
-        return replace(terms, second_moments=settles, inner_steps=self.plan.inner_steps)
+        flushes = self.plan.flushes_residuals(step)
+        return replace(terms, second_moments=flushes, inner_steps=self.plan.inner_steps)
 
     def _wire_layout(self, layout: GradientLayout) -> GradientLayout:
         return layout.with_second_moments
@@ -131,18 +131,18 @@ class Residuals:
         """Report a rank's residual as lost: it will not be sent."""
         self._emit_lost(rank, self._norms.pop(rank, 0.0), reason)
 
-    def record_commit(self, *, settled: bool) -> None:
-        """Reset all norms after a settled step; a worker drops a residual it could not send."""
-        if settled:
+    def record_commit(self, *, flushed: bool) -> None:
+        """Reset all norms after a flush step; a worker drops a residual it could not send."""
+        if flushed:
             for rank in sorted(self._norms):
-                self.report_lost(rank, "it had no share of the settled step")
+                self.report_lost(rank, "it had no assignment in the flush step")
             self._codec.clear_residuals()
 
     def record_save(self, step: int) -> None:
         """Report the residuals that a run loses when it resumes from the state after `step`."""
         if self._plan.flushes_residuals(step - 1):
             return
-        reason = "saved between two settled commits: a resumed run begins without it"
+        reason = "saved between two flush commits: a resumed run begins without it"
         for rank, norm in sorted(self._norms.items()):
             self._emit_lost(rank, norm, reason)
         self._emit_lost(None, self._codec.norm, reason)

@@ -75,36 +75,36 @@ class Step:
     """By rank, what its forward and backward took."""
     worker_overlap_seconds: Mapping[int, float] | None = None
     """By rank, the end of `worker_seconds` from its first gradient on: exchange that is hidden."""
-    shares: Mapping[int, int] = field(init=False)
+    worker_samples: Mapping[int, int] = field(init=False)
     """Samples by rank."""
     exchange_exposed_ms: float = 0.0
     """Of `exchange_ms`, what was not hidden behind backward: the step's time beyond the slowest
     worker's computing."""
-    samples: Sequence[Sequence[int]]
+    sample_ranges: Sequence[Sequence[int]]
     """The samples that counted, as [rank, start, stop] in the epoch's order: the ledger."""
     ce: float | None = None
     """Mean cross-entropy of a student with the text, in nats."""
     kl: float | None = None
     """Mean divergence of a student from its teacher, in nats."""
-    own_kl: float | None = None
+    on_policy_kl: float | None = None
     """The same on the student's own answers; `ce` and `kl` are then of the corpus alone."""
     alpha: float | None = None
-    waited_seconds: float | None = None
+    teacher_wait_seconds: float | None = None
     """How long a student waited for its teacher before this step."""
-    wrote_seconds: float | None = None
+    generation_seconds: float | None = None
     """How long it wrote answers of its own before this step, which no other seconds contain."""
     seconds: float
     codec: str | None = None
-    round_of: int | None = None
+    inner_steps: int | None = None
     """The inner steps of a round."""
     watts: Mapping[int, float] = field(default_factory=dict[int, float])
     """The power of a rank's host, where that is measured."""
 
     def __post_init__(self) -> None:
-        shares: dict[int, int] = {}
-        for rank, start, stop in self.samples:
-            shares[rank] = shares.get(rank, 0) + stop - start
-        object.__setattr__(self, "shares", shares)
+        samples: dict[int, int] = {}
+        for rank, start, stop in self.sample_ranges:
+            samples[rank] = samples.get(rank, 0) + stop - start
+        object.__setattr__(self, "worker_samples", samples)
 
 
 @dataclass(frozen=True)

@@ -98,25 +98,25 @@ class SenderCodec:
         self.codec = codec
         self._sizes = sizes
 
-    def find_codec(self, number: int, *, settled: bool = False) -> Codec:
+    def find_codec(self, number: int, *, flush: bool = False) -> Codec:
         """Return the codec with a number on the wire.
 
         Args:
-            settled: of a step after which no residual is left.
+            flush: of a step after which no residual is left.
 
         Raises:
             ProtocolError: a block may not come in it.
         """
-        del settled
+        del flush
         if number != self.codec.id:
             raise ProtocolError(f"codec {number} came, {self.codec.name} was agreed")
         return self.codec
 
     def encode(
-        self, block: int, values: Float32, *, settle: bool = False, batch: int = 0
+        self, block: int, values: Float32, *, flush: bool = False, batch: int = 0
     ) -> tuple[Codec, Bytes]:
         """Return the bytes for a block, and the codec that they are in."""
-        del block, settle, batch
+        del block, flush, batch
         return self.codec, self.codec.encode(values)
 
     def compute_largest_sizes(self) -> tuple[int, ...]:

@@ -19,12 +19,12 @@ class Job:
     """The inputs that every member must share with the coordinator, as hex digests."""
 
     run_id: str
-    agreement: str
-    layout: str
-    model: str
-    data: str
-    version: str
-    base: str | None = None
+    config_digest: str
+    layout_digest: str
+    model_digest: str
+    data_digest: str
+    motley_version: str
+    base_digest: str | None = None
     """Of the model's tensors alone: what an adapter belongs to. `model` includes it."""
 
 
@@ -176,11 +176,11 @@ class Membership:
         ours, theirs = self.job, request
         for what, mine, other in (
             ("run", ours.run_id, theirs.run_id),
-            ("version of Motley", ours.version, theirs.version),
-            ("config", ours.agreement, theirs.agreement),
-            ("model", ours.model, theirs.model),
-            ("gradient layout", ours.layout, theirs.layout),
-            ("data", ours.data, theirs.data),
+            ("version of Motley", ours.motley_version, theirs.motley_version),
+            ("config", ours.config_digest, theirs.config_digest),
+            ("model", ours.model_digest, theirs.model_digest),
+            ("gradient layout", ours.layout_digest, theirs.layout_digest),
+            ("data", ours.data_digest, theirs.data_digest),
         ):
             if mine != other:
                 raise RefusalError(

@@ -21,7 +21,7 @@ Rank = Annotated[int, Field(ge=0, lt=2**16)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 """Thirty years at most: sums and squares of it are finite."""
 Watts = Annotated[float, Field(ge=0, le=1e6)]
-Kind = Literal["train", "evaluate", "answer"]
+Kind = Literal["train", "evaluate", "generate"]
 """What a worker does with samples, or with prompts."""
 Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
@@ -67,11 +67,11 @@ class JoinRequest(Message):
     run_id: Line
     rank: Rank | None
     """None asks for the lowest free rank."""
-    version: Line
-    agreement: Line
-    layout: Line
-    model: Line
-    data: Line
+    motley_version: Line
+    config_digest: Line
+    layout_digest: Line
+    model_digest: Line
+    data_digest: Line
     host: Line
     backend: Line
     device: Line
@@ -88,7 +88,7 @@ class JoinAccepted(Message):
     rank: Rank
     generation: Count
     step: Count
-    moments: bool
+    has_moments: bool
     heartbeat: Seconds
     lost_after: Seconds
 
@@ -114,9 +114,9 @@ class GenerationRequest(BaseModel):
 
     model_config = _STRICT
     prompts: tuple[tuple[Count, ...], ...]
-    new_tokens: Count
+    max_new_tokens: Count
     """The most of each answer."""
-    stop: tuple[Count, ...]
+    stop_tokens: tuple[Count, ...]
     """Tokens that end an answer."""
 
 
@@ -130,24 +130,24 @@ class ShardAssignment(Message):
     epoch: Count
     start: Count
     stop: Count
-    blocks: tuple[Count, ...] | None = None
+    missing_blocks: tuple[Count, ...] | None = None
     """Only these blocks are still missing (a re-dealt shard); None for all."""
-    batch: Count = 0
+    global_batch_size: Count = 0
     """Samples of the whole step."""
-    settle: bool = False
+    flush_residuals: bool = False
     """Whether to send all residuals, as bf16."""
-    inner_batch: Count = 0
+    inner_batch_size: Count = 0
     """Of a round: samples of one inner step, about."""
-    limit: Seconds | None = None
+    time_limit: Seconds | None = None
     """Of a round: seconds after which no further inner step is begun; None for no limit."""
-    asked: GenerationRequest | None = None
-    """What there is to `answer`."""
+    generation_request: GenerationRequest | None = None
+    """The prompts to `generate` for."""
 
 
 class PartialShard(Message):
     """A shard ends early: the blocks that follow cover only its first samples."""
 
-    type = MessageType.HAND_IN
+    type = MessageType.PARTIAL_SHARD
     shard: Count
     samples: Count
 
@@ -161,13 +161,13 @@ class ShardResult(Message):
     """None when the loss is NaN or Inf, which JSON cannot say."""
     weight: Count
     tokens: Count
-    seconds: Seconds
+    compute_seconds: Seconds
     """Seconds in forward and backward, without waiting and exchange."""
-    overlap: Seconds = 0.0
+    overlap_seconds: Seconds = 0.0
     """Of these, the seconds after the first gradient was handed over: they hide the exchange."""
     watts: Watts | None = None
     """Mean power of the worker's host since its last reading; None: nothing measures it."""
-    residual: Size = 0.0
+    residual_norm: Size = 0.0
     """The L2 norm of what the worker owes after this shard: what is lost with it."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]`, for evaluation of a classifier."""
@@ -176,7 +176,7 @@ class ShardResult(Message):
     figures: Annotated[tuple[Named, ...], Field(max_length=MOST_FIGURES)] = ()
     """Of a script's validation: sums over the samples by name."""
     answers: tuple[tuple[Count, ...], ...] | None = None
-    """New tokens of each prompt that was `asked`."""
+    """New tokens of each prompt of the `generation_request`."""
 
 
 class StepCommit(Message):
@@ -189,11 +189,11 @@ class StepCommit(Message):
     grad_norm: Size
     clip_scale: Size
     learning_rate: Size
-    report: bool
+    report_weights: bool
     """Whether to answer with a WeightsReport."""
-    settled: bool = True
+    residuals_flushed: bool = True
     """Whether no residual is left now; a worker drops what it could not send."""
-    next: ShardAssignment | None
+    next_assignment: ShardAssignment | None
 
 
 class WeightsReport(Message):
@@ -204,7 +204,7 @@ class WeightsReport(Message):
     digest: Text
 
 
-class Reading(BaseModel):
+class ReadProgress(BaseModel):
     """How far a process has read its data."""
 
     model_config = _STRICT
@@ -213,14 +213,14 @@ class Reading(BaseModel):
     host: Line
     count: Count
     """Rows and bytes that it has read so far: it makes progress while this grows."""
-    line: Annotated[str, Field(max_length=300), AfterValidator(sanitize_text)]
+    description: Annotated[str, Field(max_length=300), AfterValidator(sanitize_text)]
     """The same for people."""
 
     def describe_stop(self, name: str) -> str:
         """Return that a process, which did not get further than this, has to be looked at."""
         return (
-            f"{name} on {self.host} got no further than {self.line}: look at its log, and at the"
-            " disk, pipe or network folder that it reads"
+            f"{name} on {self.host} got no further than {self.description}: look at its log, and at"
+            " the disk, pipe or network folder that it reads"
         )
 
 
@@ -228,7 +228,7 @@ class Heartbeat(Message):
     """The sender is alive."""
 
     type = MessageType.HEARTBEAT
-    reading: Reading | None = None
+    read_progress: ReadProgress | None = None
     """Of a worker that has not joined, or of the coordinator before it serves."""
 
 

@@ -32,8 +32,8 @@ class StepPlan:
     max_steps: int | None = None
     inner_steps: int = 0
     """Of a round; 0: the run has no rounds."""
-    settle_every: tuple[int, ...] = (1,)
-    """A step is settled if its number, counted from 1, is a multiple of one of these."""
+    flush_every: tuple[int, ...] = (1,)
+    """A step is a flush step if its number, counted from 1, is a multiple of one of these."""
     rounds_after: int = 0
     """Ordinary steps before the first round."""
 
@@ -107,7 +107,7 @@ class StepPlan:
         """
         done = step + 1
         last = done in (self.total_steps, self.first_outer_step)
-        return last or any(done % every == 0 for every in self.settle_every)
+        return last or any(done % every == 0 for every in self.flush_every)
 
     def count_flushed(self, done: int) -> int:
         """Return the inner steps up to the last step without residuals among the first `done`."""
@@ -125,8 +125,8 @@ class StepPlan:
 
 
 def flush_periods(config: RunConfig) -> tuple[int, ...]:
-    """Return a plan's `settle_every`: checkpoints, also those of validations, are settled."""
+    """Return a plan's `flush_every`: checkpoints, also those of validations, are flush steps."""
     exchange = config.exchange
     if not exchange.has_rounds and not find_codec(exchange.codec).needs_feedback:
         return (1,)
-    return exchange.settled_at(*config.save_intervals)
+    return exchange.flush_intervals(*config.save_intervals)

@@ -17,7 +17,7 @@ import numpy as np
 from trainer.system.errors import ProtocolError
 
 MAGIC = b"MTLY"
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAX_CONTROL = 64 * 1024
 """Bytes of the largest control message, and of anything before a peer is admitted."""
 MAX_PAYLOAD = 1024 * 1024
@@ -55,7 +55,7 @@ class MessageType(IntEnum):
     HEARTBEAT = 12
     LEAVE = 13
     SHUTDOWN = 14
-    HAND_IN = 15
+    PARTIAL_SHARD = 15
 
 
 _TYPES = {int(kind): kind for kind in MessageType}

@@ -272,7 +272,7 @@ class WorkerClient:
             return
         reading = self._session.reading
         if reading and not before:
-            log.info("waiting for the coordinator on %s: %s", reading.host, reading.line)
+            log.info("waiting for the coordinator on %s: %s", reading.host, reading.description)
         if not reading or (before and reading.count > before.count):
             # A first report proves nothing: one that hangs may be reached again and again.
             self._last_activity = time.monotonic()

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from trainer.exchange.protocol.messages import Heartbeat, Reading
+from trainer.exchange.protocol.messages import Heartbeat, ReadProgress
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.event_loop import call_in_loop
 from trainer.system.errors import TrainerError
@@ -73,8 +73,10 @@ class ReadingThread(ABC):
 
     def _make_report(self) -> Frame:
         count, line = latest_progress()
-        reading = Reading(rank=self._rank, host=self._host, count=count, line=line[:300])
-        return Heartbeat(reading=reading).to_frame(0)
+        reading = ReadProgress(
+            rank=self._rank, host=self._host, count=count, description=line[:300]
+        )
+        return Heartbeat(read_progress=reading).to_frame(0)
 
     async def _wait_until_read(self, seconds: float) -> None:
         """Wait, or until the data is read."""

@@ -42,7 +42,7 @@ class Admitted:
 class Committed:
     """Apply the averaged gradient, fp32, with the scalars of the commit.
 
-    `[N]`; of a settled round `[2 N]`: behind it the mean of the workers' second moments.
+    `[N]`; of a flush round `[2 N]`: behind it the mean of the workers' second moments.
     """
 
     commit: StepCommit
@@ -81,7 +81,7 @@ class Session:
         self.shared = shared
         self._wire = layout.with_second_moments if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
-        self.reading: messages.Reading | None = None
+        self.reading: messages.ReadProgress | None = None
         """How far the coordinator has read that does not serve yet."""
         self._layout = layout
         self.codec = make_sender_codec(codec, self._wire)
@@ -121,12 +121,12 @@ class Session:
                 else:
                     committed = Committed(commit, self._take_gradient(commit))
                 self._dealt.clear()
-                if commit.settled:
+                if commit.residuals_flushed:
                     self.codec.clear_residuals()
-                if commit.next is None:
+                if commit.next_assignment is None:
                     return [committed], []
-                self._dealt[commit.next.shard] = commit.next
-                return [committed, commit.next], []
+                self._dealt[commit.next_assignment.shard] = commit.next_assignment
+                return [committed, commit.next_assignment], []
             case ShardAssignment() as shard:
                 self._dealt[shard.shard] = shard
                 return [shard], []
@@ -167,9 +167,9 @@ class Session:
             shard = self._dealt.get(message.shard)
             every = range(len(self._layout.blocks))
             owing = set(every)
-            if shard and shard.settle:
-                owing -= set(every if shard.blocks is None else shard.blocks)
-            message = message.model_copy(update={"residual": self.codec.compute_norm(owing)})
+            if shard and shard.flush_residuals:
+                owing -= set(every if shard.missing_blocks is None else shard.missing_blocks)
+            message = message.model_copy(update={"residual_norm": self.codec.compute_norm(owing)})
         yield self.make_frame(message, step)
 
     def make_frame(self, message: messages.Message, step: int = 0) -> Frame:
@@ -193,10 +193,10 @@ class Session:
             case messages.JoinAccepted() as accepted:
                 self.accepted = accepted
                 self._state = StateAssembly(
-                    self._layout.size, accepted.step, accepted.moments, self.shared
+                    self._layout.size, accepted.step, accepted.has_moments, self.shared
                 )
                 return []
-            case messages.Heartbeat(reading=messages.Reading() as reading):
+            case messages.Heartbeat(read_progress=messages.ReadProgress() as reading):
                 self.reading = reading
                 return []
             case Shutdown() as end:
@@ -227,7 +227,9 @@ class Session:
         """
         if not self._is_assigned(shard):
             return
-        encoded = self.codec.encode(index, gradient, settle=shard.settle, batch=shard.batch)
+        encoded = self.codec.encode(
+            index, gradient, flush=shard.flush_residuals, batch=shard.global_batch_size
+        )
         yield from self._split_into_frames(shard, index, *encoded, weight)
 
     def _is_assigned(self, shard: ShardAssignment) -> bool:
@@ -289,8 +291,8 @@ def make_result_message(
         loss_sum=float(loss_sum) if np.isfinite(loss_sum) else None,
         weight=weight,
         tokens=tokens,
-        seconds=seconds,
-        overlap=min(overlap, seconds),
+        compute_seconds=seconds,
+        overlap_seconds=min(overlap, seconds),
         watts=watts,
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
         rewards=rewards if rewards is not None and np.abs(rewards).max() < LARGEST_FLOAT else None,

@@ -37,19 +37,19 @@ class SpendRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
-    run: str = Field(max_length=1000)
+    run_id: str = Field(max_length=1000)
     host: str = Field(max_length=1000)
     until: float = Field(ge=0, lt=LATEST)
     """Unix seconds."""
     seconds: float = Field(ge=0, lt=LATEST)
     kwh: float = Field(ge=0, lt=MOST)
-    measured: float = Field(ge=0, lt=LATEST)
+    measured_seconds: float = Field(ge=0, lt=LATEST)
     """Of the seconds, those whose power was measured; of the others it is planned."""
-    money: float = Field(ge=0, lt=MOST)
+    cost: float = Field(ge=0, lt=MOST)
     currency: str | None = Field(default=None, max_length=1000)
     step: int = Field(default=0, ge=0, lt=2**63)
     """Completed steps of the run."""
-    end: bool = False
+    is_final: bool = False
     """Whether the attempt ended cleanly with this line."""
 
 
@@ -76,8 +76,8 @@ def earlier_attempts(
     Raises:
         InputError: it was paid in another currency.
     """
-    own = [record for record in records if record.run == run]
-    other = {record.currency for record in own if record.money} - {currency}
+    own = [record for record in records if record.run_id == run]
+    other = {record.currency for record in own if record.cost} - {currency}
     if other:
         raise InputError(
             f"two currencies: run {run} was paid in {other.pop()}, its budget is now in {currency}"
@@ -87,9 +87,9 @@ def earlier_attempts(
     most = max(record.step for record in own)
     last = max(record.until for record in own)
     return EarlierSpend(
-        money=sum(record.money for record in own),
+        money=sum(record.cost for record in own),
         until=last,
-        ended=own[-1].end,
+        ended=own[-1].is_final,
         progress_at=min(record.until for record in own if record.step == most),
         watts={
             record.host: record.kwh * JOULES_OF_KWH / record.seconds

@@ -147,8 +147,8 @@ class BudgetWatch:
                 "spent": round(self._guard.spent, 6),
                 "ceiling": self.budget.ceiling,
                 "currency": self.budget.currency,
-                "an_hour": round(self._accrual.an_hour, 6),
-                "measured": sorted(self._present_rates(self._clock())),
+                "hourly_cost": round(self._accrual.an_hour, 6),
+                "measured_hosts": sorted(self._present_rates(self._clock())),
             }
 
     def close(self, *, ended: bool = True) -> None:
@@ -172,16 +172,16 @@ class BudgetWatch:
             return
         lines = [
             SpendRecord(
-                run=self._run_id,
+                run_id=self._run_id,
                 host=part.host,
                 until=until,
                 seconds=part.seconds,
                 kwh=part.kwh,
-                measured=part.measured,
-                money=part.money,
+                measured_seconds=part.measured,
+                cost=part.money,
                 currency=self.budget.currency,
                 step=self._step,
-                end=end,
+                is_final=end,
             )
             for part in parts
         ]

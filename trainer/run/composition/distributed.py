@@ -124,7 +124,7 @@ def make_distributed(
 
         def progress_at_step(at: int) -> RunProgress:
             found = progress_at(at, generation, config, inputs.job, plan)
-            return replace(found, early=recorder.early.counted if recorder else None)
+            return replace(found, early_stopping=recorder.early.counted if recorder else None)
 
         checkpoints = ShardedSaves(sharded, checkpoints, whole, progress_at_step, recorder)
     elif sharded is not None:

@@ -107,11 +107,11 @@ def make_request(inputs: RunInputs, choice: ReplicaChoice, rank: int | None) -> 
     return JoinRequest(
         run_id=job.run_id,
         rank=rank,
-        version=job.version,
-        agreement=job.agreement,
-        layout=job.layout,
-        model=job.model,
-        data=job.data,
+        motley_version=job.motley_version,
+        config_digest=job.config_digest,
+        layout_digest=job.layout_digest,
+        model_digest=job.model_digest,
+        data_digest=job.data_digest,
         host=socket.gethostname(),
         backend=choice.backend,
         device=" ".join(choice.replica.device.split()),
@@ -281,11 +281,11 @@ def _name_rounds(output: Path, run_id: str) -> str:
 
 def _read_stream_position(restored: Restored) -> tuple[Position, str]:
     """Return a checkpoint's position in its stream, and the name of its rounds of answers."""
-    stream = restored.progress.stream
+    stream = restored.progress.logits_position
     if stream is None:
         raise InputError(
             f"{restored.path}: was not written by a student on its own; give another -o"
         )
     stream = {**stream, "postponed": tuple(stream["postponed"])}
-    rounds = stream.pop("rounds", "")
+    rounds = stream.pop("iterations", "")
     return Position(**stream), rounds

@@ -217,7 +217,7 @@ class ShardedCheckpoints:
         self, writer: FolderWriter, notes: Sequence[Any], progress: RunProgress
     ) -> str:
         """Let the folder appear, and return why it does not, or nothing."""
-        run = {"schema": SCHEMA, **asdict(progress), "metric": None, "layout": self._layout}
+        run = {"schema": SCHEMA, **asdict(progress), "metric": None, "layout_digest": self._layout}
         text = json.dumps(run, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         try:
             for _, files in notes:
@@ -248,7 +248,7 @@ class ShardedCheckpoints:
         except StorageError as error:
             run, bad = {}, str(error)
         bad = [found for found in self._board.gather_notes("proof", bad) if found]
-        if not bad and run.get("layout") != self._layout:
+        if not bad and run.get("layout_digest") != self._layout:
             raise InputError(f"{path}: is a checkpoint of another model or trainable set")
         return bad
 

@@ -160,7 +160,7 @@ class DistributedRun:
                 grad_norm=norm,
                 seconds=seconds,
                 tokens_per_second=result.tokens / seconds,
-                samples=self.replica.samples_by_copy(at.start, at.stop),
+                sample_ranges=self.replica.samples_by_copy(at.start, at.stop),
             )
         )
 
@@ -173,7 +173,7 @@ class DistributedRun:
         if due and self.validation is not None:
             scores = self._evaluate_samples(self.validation)
             if self.recorder is not None:
-                self.recorder.emit({"event": "validation", "at": self.step, **scores})
+                self.recorder.emit({"event": "validation", "at_step": self.step, **scores})
             self._save_once(scores)
         elif self.step % self.config.checkpoint.every == 0:
             self._save_once()
@@ -203,7 +203,7 @@ class DistributedRun:
         if self.recorder is not None and digest is not None:
             ranks = list(range(dist.get_world_size()))
             self.recorder.emit(
-                {"event": "verified", "at": self.step, "digest": digest, "ranks": ranks}
+                {"event": "verified", "at_step": self.step, "digest": digest, "ranks": ranks}
             )
 
     def _local_samples(self, epoch: int, positions: range) -> list[Encoded]:

@@ -48,7 +48,7 @@ class RankReport:
 class _Prepared:
     """The files that rank 0 found, or why it did not."""
 
-    told: Any = None
+    reply: Any = None
     error: str | None = None
     code: int = TrainerError.exit_code
 
@@ -120,11 +120,11 @@ def prepare_on_first_rank(
             _all_have_read(store, _PREPARED, rank, world_size, patience)
             raise
         reply = tell(found)
-        store.set(_PREPARED, json.dumps({"told": reply}))
+        store.set(_PREPARED, json.dumps({"reply": reply}))
         return found, reply
     answer = read_note(_Prepared, store.get(_PREPARED), _PREPARED)
     if answer.error is None:
-        return None, answer.told
+        return None, answer.reply
     _all_have_read(store, _PREPARED, rank, world_size, patience)
     raise _KINDS.get(answer.code, TrainerError)(f"rank 0: {answer.error}")
 

@@ -96,16 +96,16 @@ def run_rank(
 def _common_facts(inputs: RunInputs, device: torch.device) -> dict[str, str]:
     job = inputs.job
     return {
-        "version of Motley": job.version,
+        "version of Motley": job.motley_version,
         "version of torch": torch.__version__,
         "kind of device": _device_kind(device) if inputs.config.exchange.is_ring else device.type,
         "exchange.topology": inputs.config.exchange.topology,
-        "config": job.agreement,
+        "config": job.config_digest,
         "section parallel": json.dumps(inputs.config.parallel.model_dump(), sort_keys=True),
         "run id": job.run_id,
-        "trainable set": job.layout,
-        "model": job.model,
-        "data": job.data,
+        "trainable set": job.layout_digest,
+        "model": job.model_digest,
+        "data": job.data_digest,
     }
 
 

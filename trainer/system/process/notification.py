@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.system.process.child import signal_group
 
-SCHEMA = "motley.notify/1"
+SCHEMA = "motley.notify/2"
 COMMAND_VARIABLE = "MOTLEY_NOTIFY"
 """What a supervisor hands to its process: the start's command as a JSON list, empty for none."""
 TIME_LIMIT = 10.0

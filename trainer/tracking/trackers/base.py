@@ -13,7 +13,7 @@ class Tracker(Protocol):
     """
 
     def record_scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
-        """Record figures by their tags, such as `loss` or `shares/rank_1`."""
+        """Record figures by their tags, such as `loss` or `samples/rank_1`."""
 
     def record_text(self, step: int, now: float, tag: str, content: str) -> None:
         """Record a text."""

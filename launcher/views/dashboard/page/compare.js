@@ -5,7 +5,7 @@ import { badge, count, duration, el, fixed, put, table, unitOf } from "./dom.js"
 
 const AXES = {
   steps: { at: (step) => step.step, text: short },
-  tokens: { at: (step) => step.so_far[3], text: short },
+  tokens: { at: (step) => step.totals[3], text: short },
   time: { at: (step, first) => Math.round(step.time - first.time), text: duration },
 };
 const COLOURS = ["blue", "orange"];

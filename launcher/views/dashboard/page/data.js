@@ -43,8 +43,8 @@ export class Records {
     step.weight = step.loss == null ? weight : KEEP * weight + (1 - KEEP);
     step.mean = step.loss == null ? mean : (KEEP * weight * mean + (1 - KEEP) * step.loss) / step.weight;
     step.all = 0;
-    for (const rank in step.shares) {
-      step.all += step.shares[rank];
+    for (const rank in step.worker_samples) {
+      step.all += step.worker_samples[rank];
       this.#ranks.add(Number(rank));
     }
     this.steps.push(step);
@@ -67,7 +67,7 @@ export class Records {
 
   /** Return by the ledger: counted samples, those that are missing or were repeated; tokens, and bytes of the exchange. */
   get ledger() {
-    const [counted, missing, repeated, tokens, bytes] = this.steps.at(-1)?.so_far ?? [0, 0, 0, 0, 0];
+    const [counted, missing, repeated, tokens, bytes] = this.steps.at(-1)?.totals ?? [0, 0, 0, 0, 0];
     return { counted, missing, repeated, tokens, bytes };
   }
 

@@ -79,10 +79,10 @@ export class LogView {
     if (!fresh && this.#place) asked.set("after", this.#place);
     this.#asking = true;
     try {
-      const { lines, moments, attempt, end } = await get(`${this.path}/logs/${encodeURIComponent(this.process.value)}?${asked}`);
+      const { lines, timestamps, attempt, end } = await get(`${this.path}/logs/${encodeURIComponent(this.process.value)}?${asked}`);
       if (turn !== this.#turn) return;
       this.#place = `${attempt}.${end}`;
-      if (fresh || lines.length) this.#draw(lines.map((line, at) => this.#line(line, moments[at])), fresh, since);
+      if (fresh || lines.length) this.#draw(lines.map((line, at) => this.#line(line, timestamps[at])), fresh, since);
       this.said.textContent = `attempt ${attempt}, ${this.text.children.length} lines${since == null ? ", the newest at the end" : ", those of the step's second are marked"}`;
     } catch (error) {
       if (turn === this.#turn) this.said.textContent = bounded(error.message);

@@ -13,9 +13,9 @@ export function map(hosts) {
     return [name, [WIDTH / 2 + 120 * Math.cos(angle), HEIGHT / 2 + 85 * Math.sin(angle)]];
   }));
   const named = links.filter(({ used }) => used).length ? links.filter(({ used }) => used) : links;
-  const lines = links.map(({ one, other, used, lost, forth, back }) => {
+  const lines = links.map(({ one, other, used, lost, forward, reverse }) => {
     const [[x1, y1], [x2, y2]] = [places.get(one), places.get(other)];
-    const rate = Math.min(forth ?? Infinity, back ?? Infinity);
+    const rate = Math.min(forward ?? Infinity, reverse ?? Infinity);
     const line = svg("line", { x1, y1, x2, y2, class: `link ${used ? "used" : ""} ${lost ? "lost" : ""}`, "stroke-width": thickness(rate) });
     if (!Number.isFinite(rate) || named.length > MOST_NAMED || !named.some((link) => link.one === one && link.other === other)) return [line];
     return [line, svg("text", { x: (x1 + x2) / 2, y: (y1 + y2) / 2 - 4, class: "rate" }, speed(rate))];
@@ -25,7 +25,7 @@ export function map(hosts) {
     return [svg("circle", { cx: x, cy: y, r: 8, class: !reachable ? "lost" : busy.length ? "busy" : "free" }, svg("title", {}, name)),
       svg("text", { x, y: y < HEIGHT / 2 ? y - 13 : y + 22, class: "host" }, name.length > 18 ? `${name.slice(0, 17)}…` : name)];
   });
-  const rows = links.map(({ one, other, forth, back, used, lost }) => [`${one} – ${other}`, lost ? "unreachable" : used ? "in use by a run" : "", speed(forth), speed(back)]);
+  const rows = links.map(({ one, other, forward, reverse, used, lost }) => [`${one} – ${other}`, lost ? "unreachable" : used ? "in use by a run" : "", speed(forward), speed(reverse)]);
   return el("div", { className: "map" },
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" }, ...lines.flat(), ...dots.flat()),
     links.length ? table("Links between hosts", [["Link"], ["State"], ["Forth", 1], ["Back", 1]], rows)
@@ -40,7 +40,7 @@ function linksOf(hosts) {
     const [one, other] = [a, b].sort();
     const key = JSON.stringify([one, other]);
     if (!found.has(key)) {
-      found.set(key, { one, other, forth: known.get(one).rates[other], back: known.get(other).rates[one],
+      found.set(key, { one, other, forward: known.get(one).rates[other], reverse: known.get(other).rates[one],
         used: false, lost: !known.get(one).reachable || !known.get(other).reachable });
     }
     return found.get(key);

@@ -73,7 +73,7 @@ export class OverviewPage {
         each(host, ({ memory_used: used, memory_total: total }) => (used == null ? "" : total ? bar(used / total, `${gib(used)} / ${gib(total)}`, used > 0.95 * total) : gib(used))),
         each(host, ({ power }) => (power == null ? "" : count(power))),
         each(host, ({ temperature }) => (temperature == null ? "" : count(temperature))),
-        cost ? `${fixed(cost.an_hour, 2)} ${cost.currency ?? ""} an hour` : "",
+        cost ? `${fixed(cost.hourly_cost, 2)} ${cost.currency ?? ""} an hour` : "",
       ];
     }));
   }
@@ -82,8 +82,8 @@ export class OverviewPage {
     const columns = [["Run"], ["Host hours", 1], ["kWh", 1], ["Power"], ["Cost", 1]];
     return table("What each run has cost", columns, spend.toReversed().map((total) => [
       total.name, fixed(total.seconds / 3600, 2), total.kwh ? fixed(total.kwh, 3) : "",
-      !total.kwh ? "" : total.measured > 0.999 ? "measured" : total.measured ? `${percent(total.measured)} measured` : "planned",
-      `${fixed(total.money, 2)} ${total.currency ?? ""}`,
+      !total.kwh ? "" : total.measured_fraction > 0.999 ? "measured" : total.measured_fraction ? `${percent(total.measured_fraction)} measured` : "planned",
+      `${fixed(total.cost, 2)} ${total.currency ?? ""}`,
     ]));
   }
 }

@@ -2,18 +2,18 @@
 import { breakable, code, count, duration, el, table } from "./dom.js";
 
 /** Return sections of facts, faults, commands and hashes; what nothing recorded is listed. */
-export function about({ made, version, facts, results, costs, faults, classes, confusion, hashes, commands, settings, absent }) {
+export function about({ created_at, version, facts, results, costs, faults, classes, confusion, hashes, commands, settings, missing }) {
   return [
     card("Result", pairs(results), confusion ? matrix(classes, ...confusion) : null),
     card("What was trained", pairs(facts)),
     faults.length ? card("Faults and recovery", table("Faults and recovery", [["Step"], ["What"], ["Next step after", 1], ["Back after", 1]],
-      faults.map(({ step, what, held_up, back }) => [el("button", { type: "button", className: "step", "data-step": step }, `step ${count(step)}`), what, after(held_up), after(back)]))) : null,
+      faults.map(({ step, event, delay_seconds, rejoin_seconds }) => [el("button", { type: "button", className: "step", "data-step": step }, `step ${count(step)}`), event, after(delay_seconds), after(rejoin_seconds)]))) : null,
     costs.length ? card("Bytes and cost", pairs(costs)) : null,
     hashes.length ? card("Hashes (BLAKE3)", pairs(hashes)) : null,
     commands.length ? card("Repeat it", el("p", { className: "quiet" }, "With the settings below as run.yaml:"), code(commands),
       el("details", {}, el("summary", {}, "run.yaml"), code(settings.split("\n")))) : null,
-    card("Not in this report", el("ul", {}, absent.map((line) => el("li", {}, line)))),
-    el("p", { className: "quiet" }, `Made by Motley ${version} at ${new Date(1000 * made).toISOString().slice(0, 16).replace("T", " ")} UTC.`),
+    card("Not in this report", el("ul", {}, missing.map((line) => el("li", {}, line)))),
+    el("p", { className: "quiet" }, `Made by Motley ${version} at ${new Date(1000 * created_at).toISOString().slice(0, 16).replace("T", " ")} UTC.`),
   ];
 }
 

@@ -7,9 +7,9 @@ import { about } from "./report.js";
 import { waterfall } from "./waterfall.js";
 import { badge, bar, breakable, code, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile, unitOf } from "./dom.js";
 
-const BAD = ["lost", "diverged", "halted", "outlier", "alarm", "quarantined", "unproved", "refused", "residual_lost"];
+const BAD = ["lost", "diverged", "halted", "outlier", "alarm", "quarantined", "unverified", "refused", "residual_lost"];
 const GOOD = ["rejoined", "active", "finished"];
-const UNMARKED = ["verified", "listening", "joined", "checkpoint", "redealt", "codec", "carried"];
+const UNMARKED = ["verified", "listening", "joined", "checkpoint", "reassigned", "codec", "carried"];
 const kindOf = (event) => (BAD.includes(event) ? "bad" : GOOD.includes(event) ? "good" : event === "idle" ? "amber" : "calm");
 const UNDRAWN = [...UNMARKED, "idle", "active"]; // what is frequent would cross every chart
 const MOST_EVENTS = 200;
@@ -138,7 +138,7 @@ export class RunPage {
     this.rewards.hidden = this.ordered.hidden = !validations.some((score) => score.reward_margin != null); // of pairs alone
     if (this.lanes) this.charts.setSeries("Share of each worker", ranks.map((rank) => ({
       name: `worker ${rank}`, colour: colourName(rank), text: percent,
-      value: (step) => (step.shares[rank] ?? 0) / (step.all || 1),
+      value: (step) => (step.worker_samples[rank] ?? 0) / (step.all || 1),
     })));
     const marks = events.filter(({ event }) => !UNDRAWN.includes(event));
     this.charts.draw(steps, marks.map(({ event, step }) => ({ step, kind: kindOf(event) })));
@@ -176,7 +176,7 @@ export class RunPage {
   }
 
   #top() {
-    const { status, outcome, left, remarks = [], failures = [], card = [], error, age, distillation: taught } = this.state;
+    const { status, outcome, seconds_left: left, remarks = [], failures = [], summary = [], error, age, distillation: taught } = this.state;
     const training = status.training ?? {};
     const { step = 0, total_steps: total, budget } = training;
     const validation = training.validation ?? this.#records.validations.at(-1);
@@ -188,7 +188,7 @@ export class RunPage {
       [error, age > 10 ? `as it was ${age} s ago` : null, status.state === "failed" ? outcome : status.state === "completed" ? null : status.reason, ...Object.values(status.unreachable ?? {}), ...remarks]
         .filter(Boolean).map((line) => el("p", { className: "remark" }, line)),
       failures.map(([first, ...lines]) => el("details", { className: "failure" }, el("summary", {}, first), code(lines))),
-      card.length ? el("details", { open: !status.live }, el("summary", {}, "Result"), code(card)) : null);
+      summary.length ? el("details", { open: !status.live }, el("summary", {}, "Result"), code(summary)) : null);
     const { steps, events } = this.#records;
     const last = steps.at(-1) ?? {};
     const figure = (name, value, ...more) => (this.state.report && value === "–" ? null : tile(name, value, ...more)); // it lists what it lacks
@@ -202,7 +202,7 @@ export class RunPage {
     const many = (kind) => events.filter(({ event }) => event === kind);
     const proofs = many("verified"), proof = proofs.at(-1), diverged = many("diverged").length;
     const lost = many("lost").length, back = many("rejoined").length;
-    const dealt = many("redealt").reduce((sum, { samples }) => sum + (samples ?? 0), 0);
+    const dealt = many("reassigned").reduce((sum, { samples }) => sum + (samples ?? 0), 0);
     const exact = !missing && !repeated;
     put(this.proofs, el("dl", { className: "tiles proofs" },
       figure("Samples counted", count(counted), !counted ? "" : exact ? "each exactly once" : `${count(missing)} missing, ${count(repeated)} repeated`, counted && (exact ? "good" : "bad")),
@@ -244,7 +244,7 @@ export class RunPage {
     const all = [...members.values()].reduce((sum, { samples }) => sum + (samples ?? 0), 0);
     const columns = [["Name"], ["Host"], ["Device"], ["State"], ["Share", 1], [`${unitOf(status.training)}/s`, 1], ["Use", 1], ["Memory (GiB)", 1], ["Watts", 1], ["°C", 1], ["Shards", 1], ["Attempt", 1], ["Last exit"]];
     const rows = status.processes.map((process) => {
-      const member = (process.role === "worker" ? members.get(process.rank) : process.says) ?? {};
+      const member = (process.role === "worker" ? members.get(process.rank) : process.report) ?? {};
       const gauge = gauges[process.host]?.[devices[process.name]] ?? {};
       const coordinator = process.role === "coordinator";
       const state = process.state !== "running" ? process.state : member.state === "lost" ? "rejoining" : member.state ?? process.state;
@@ -284,13 +284,13 @@ function scores({ accuracy, reward_accuracy: ordered, reward_margin: margin, fig
 }
 
 /** Return an event in words. */
-function sentence({ event, rank, reason, host, device, samples, to, path, ranks }) {
+function sentence({ event, rank, reason, host, device, samples, path, ranks }) {
   const who = rank == null ? "" : `worker ${rank} `;
   const more = reason ? `: ${reason}` : "";
   switch (event) {
     case "joined": case "rejoined": return `${who}${event === "joined" ? "joined" : "is back"}${host ? ` on ${host}` : ""}${device ? ` (${device})` : ""}`;
     case "lost": return `${who}lost${more}`;
-    case "redealt": return `${count(samples)} samples of ${who}dealt again${to ? ` to ${to.map((each) => `worker ${each}`).join(", ")}` : ""}`;
+    case "reassigned": return `${count(samples)} samples of ${who}dealt again${ranks ? ` to ${ranks.map((each) => `worker ${each}`).join(", ")}` : ""}`;
     case "idle": return `${who}idle: it would slow the step`;
     case "active": return `${who}takes a share again`;
     case "checkpoint": return `checkpoint ${path ?? ""}`;

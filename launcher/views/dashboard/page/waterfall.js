@@ -19,10 +19,10 @@ export function waterfall(record) {
     el("div", { className: "legend" }, keys.map(([kind, name]) => el("span", {}, el("i", { className: `key ${kind}`, "aria-hidden": "true" }), name))),
     el("div", { className: "lanes" }, rows.map(({ rank, seconds, overlap }) => el("div", { className: "lane" },
       el("span", {}, `worker ${rank}`),
-      el("div", { className: "track", role: "img", "aria-label": `worker ${rank}: ${count(record.shares[rank])} samples, computes ${ms(1000 * seconds)}, of which blocks leave for ${ms(1000 * overlap)}; waits ${ms(1000 * (slowest - seconds))}; exchange and commit ${ms(1000 * Math.max(0, whole - slowest))}` },
+      el("div", { className: "track", role: "img", "aria-label": `worker ${rank}: ${count(record.worker_samples[rank])} samples, computes ${ms(1000 * seconds)}, of which blocks leave for ${ms(1000 * overlap)}; waits ${ms(1000 * (slowest - seconds))}; exchange and commit ${ms(1000 * Math.max(0, whole - slowest))}` },
         part("compute", 0, seconds - overlap, "computes", colourName(rank)), part("leaving", seconds - overlap, seconds, "computes, blocks leave", colourName(rank)),
         part("waiting", seconds, slowest, "waits for the slowest"), part("exposed", slowest, whole, "exchange exposed, commit")),
-      el("span", { className: "right" }, `${count(record.shares[rank])} samples, ${ms(1000 * seconds)}`)))),
+      el("span", { className: "right" }, `${count(record.worker_samples[rank])} samples, ${ms(1000 * seconds)}`)))),
     el("div", { className: "lane scale", "aria-hidden": "true" }, el("span", {}), el("div", {}, el("span", {}, "0"), el("span", {}, ms(500 * whole)), el("span", {}, ms(1000 * whole))), el("span", {})),
   ];
 }

@@ -89,7 +89,7 @@ def test_training_data_is_a_file_without_a_teacher_and_its_folder_with_one(tmp_p
     assert "has no section `distillation`" in unsaid.detail
     assert unsaid.remedy.endswith("--set distillation.alpha=0.7")
     (logits / "dataset.json").write_text(
-        '{"schema": "motley.answers/1", "shards": [{"number": 0}]}'
+        '{"schema": "motley.answers/2", "shards": [{"number": 0}]}'
     )
     unfinished = check_training_data(training(logits))
     assert "1 of 1 shards are missing" in unfinished.detail, "answers are data as any other"

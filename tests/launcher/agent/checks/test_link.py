@@ -30,13 +30,13 @@ def meet(
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_both_ends_find_each_other_and_measure(address: str) -> None:
     heard, crossings = meet(["intel", "lambda"], address)
-    assert heard == ListenResult(heard=("intel", "lambda"))
+    assert heard == ListenResult(connected=("intel", "lambda"))
     for crossing in crossings:
         assert crossing.stage == "done"
-        assert crossing.up is not None
-        assert crossing.down is not None
-        assert crossing.up > 0
-        assert crossing.down > 0
+        assert crossing.upload_rate is not None
+        assert crossing.download_rate is not None
+        assert crossing.upload_rate > 0
+        assert crossing.download_rate > 0
 
 
 def test_a_worker_may_come_before_the_listener() -> None:
@@ -45,7 +45,7 @@ def test_a_worker_may_come_before_the_listener() -> None:
         early = pool.submit(connect, "127.0.0.1", port, "t", "lambda", PATIENCE)
         while not early.running():
             pass
-        assert listen("127.0.0.1", port, "t", ["lambda"], PATIENCE).heard == ("lambda",)
+        assert listen("127.0.0.1", port, "t", ["lambda"], PATIENCE).connected == ("lambda",)
         assert early.result().stage == "done"
 
 
@@ -116,7 +116,7 @@ def test_a_peer_without_the_token_is_ignored() -> None:
         for spoken in (b"GET / HTTP/1.1\r\n", b"{}\n", b'{"token": "wrong", "name": "lambda"}\n'):
             assert said_back(port, spoken) == b""
         connect("127.0.0.1", port, "right", "lambda", PATIENCE)
-        assert heard.result().heard == ("lambda",)
+        assert heard.result().connected == ("lambda",)
 
 
 def said_back(port: int, spoken: bytes) -> bytes:

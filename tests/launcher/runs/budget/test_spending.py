@@ -39,8 +39,8 @@ HOUR = ("--ceiling", "5", "--currency", "EUR", "--price-hour")
 
 
 def line(run: str, host: str, until: float, money: float, **more: Any) -> SpendRecord:
-    fields = {"seconds": 3600.0, "kwh": 1.0, "measured": 0.0, "currency": "EUR", **more}
-    return SpendRecord(run=run, host=host, until=until, money=money, **fields)
+    fields = {"seconds": 3600.0, "kwh": 1.0, "measured_seconds": 0.0, "currency": "EUR", **more}
+    return SpendRecord(run_id=run, host=host, until=until, cost=money, **fields)
 
 
 LINES = [
@@ -60,7 +60,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_totals_by_run_host_and_day() -> None:
     def money(by: Any) -> list[tuple[str, float, str | None]]:
-        return [(total.name, total.money, total.currency) for total in sum_spend(LINES, by)]
+        return [(total.name, total.cost, total.currency) for total in sum_spend(LINES, by)]
 
     assert money("run") == [("first", 3.0, "EUR"), ("second", 4.0, "EUR"), ("second", 8.0, "USD")]
     assert money("host") == [("a", 5.0, "EUR"), ("b", 2.0, "EUR"), ("a", 8.0, "USD")]
@@ -83,8 +83,8 @@ def test_launch_spend(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert run(["spend", "--run", "first", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    assert (tree["schema"], tree["by"]) == ("motley.spend/1", "run")
-    assert [total["money"] for total in tree["totals"]] == [3.0]
+    assert (tree["schema"], tree["by"]) == ("motley.spend/2", "run")
+    assert [total["cost"] for total in tree["totals"]] == [3.0]
     with (state / "spend.jsonl").open("ab") as file:
         file.write(b"rubbish\n")
     assert run(["spend"]) == 2
@@ -114,10 +114,10 @@ def test_idle_hosts() -> None:
     plan = SimpleNamespace(plan=SimpleNamespace(processes=processes))
     view: Any = SimpleNamespace(run=plan, processes=states, state="running", training={})
     (idle,) = idle_hosts(hosts, view, now=0.0)
-    assert (idle.name, idle.an_hour, idle.since) == ("rack", 2.0, None)
+    assert (idle.name, idle.hourly_cost, idle.idle_cost) == ("rack", 2.0, None)
     states["w0"].is_over, view.state, view.training = True, "completed", {"updated": 1000.0}
     found = idle_hosts(hosts, view, now=1000.0 + 5400)
-    assert [(host.name, host.since) for host in found] == [("rack", 3.0), ("busy", 13.5)]
+    assert [(host.name, host.idle_cost) for host in found] == [("rack", 3.0), ("busy", 13.5)]
     assert len(idle_hosts(hosts, None, now=0.0)) == 2
 
 
@@ -136,9 +136,9 @@ def test_a_command_that_stays_below_the_ceiling_ends_as_it_does(state: Path) -> 
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (4, "out\n", "")
     begin, record = SpendLedger(state / "spend.jsonl").read_records()
-    assert (begin.run, begin.seconds, begin.end) == ("nightly", 0.0, False)
-    assert (record.run, record.currency, record.end) == ("nightly", "EUR", True)
-    assert record.money == pytest.approx(record.seconds / 3600)
+    assert (begin.run_id, begin.seconds, begin.is_final) == ("nightly", 0.0, False)
+    assert (record.run_id, record.currency, record.is_final) == ("nightly", "EUR", True)
+    assert record.cost == pytest.approx(record.seconds / 3600)
 
 
 def test_a_command_is_stopped_in_order_with_all_it_started(state: Path) -> None:
@@ -250,7 +250,7 @@ def test_what_was_spent_counts_and_so_does_what_is_done(inputs: Path, tmp_path: 
     with pytest.raises(OverBudgetError):
         dear.ask()
     SpendLedger(dear.ledger).append_records([line("r", "box", 1.0, 0.5)])
-    status = {"schema": "motley.status/1", "run_id": "r", "step": 12_499}
+    status = {"schema": "motley.status/2", "run_id": "r", "step": 12_499}
     (tmp_path / "b" / "out").mkdir(parents=True)
     (tmp_path / "b" / "out" / "status.json").write_text(json.dumps(status))
     assert "0.50 EUR were spent" in dear.ask()[0]

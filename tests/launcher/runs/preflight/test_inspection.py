@@ -89,7 +89,7 @@ def test_three_ready_hosts(three: SeparateHosts, config: RunConfig) -> None:
     assert plan.bind_address == three.address("intel")
     assert len(set(found.identities.values())) == 3
     assert [worker.address for worker in plan.workers] == [f"{plan.bind_address}:9000"] * 3
-    assert three.address("attic") in plan.workers[2].names
+    assert three.address("attic") in plan.workers[2].certificate_names
     checks = inspect_hosts(found, plan, config)
     assert failures(checks) == []
     for name in ("lambda", "attic"):

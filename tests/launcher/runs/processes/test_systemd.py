@@ -30,7 +30,7 @@ from trainer.system.errors import RefusedError
 
 pytestmark = pytest.mark.cluster
 
-QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
+QUICK = RestartPolicy(first_delay=0.01, max_delay=0.05, max_failures=4)
 UP = "import time\nprint('up')\nwhile True: time.sleep(60)"
 
 
@@ -100,13 +100,13 @@ def test_a_killed_keeper_comes_back_with_the_next_attempt(place: Place) -> None:
     process = place.process()
     place.supervisor.start_process(process)
     place.up(process)
-    keeper = place.supervisor.read_state(process).keeper
+    keeper = place.supervisor.read_state(process).supervisor
     assert keeper is not None
     send_signal(keeper, signal.SIGKILL)
     place.up(process, attempt=2)
     state = place.supervisor.read_state(process)
     assert (state.state, state.attempt) == ("running", 2)
-    assert state.keeper != keeper
+    assert state.supervisor != keeper
     place.supervisor.stop_processes([process], 20.0)
 
 
@@ -116,9 +116,9 @@ def test_everything_of_a_unit_carries_the_run(place: Place) -> None:
     place.supervisor.start_process(process)
     place.up(process)
     state = place.supervisor.read_state(process)
-    assert state.keeper is not None
+    assert state.supervisor is not None
     assert state.child is not None
-    assert {state.keeper, state.child} <= set(find_run(place.run_id))
+    assert {state.supervisor, state.child} <= set(find_run(place.run_id))
     place.supervisor.stop_processes([process], 20.0)
 
 
@@ -186,7 +186,7 @@ def test_a_rebooted_host_is_waited_for_while_its_units_have_not_had_their_turn(
     place.host.close()
     place.host.unit(unit_of(place.run_id, process)).enable()
     path = Path(process.folder) / "state.json"
-    keeper = place.supervisor.read_state(process).keeper
+    keeper = place.supervisor.read_state(process).supervisor
     assert keeper is not None
     path.write_text(path.read_text().replace(keeper.boot, "the-boot-before"))
     assert place.supervisor.read_state(process).state == "starting"

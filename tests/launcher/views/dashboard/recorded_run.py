@@ -104,7 +104,7 @@ class RecordedRun:
         self._now += 0.5
         if number == 4:
             self.metrics.record_event("lost", 4, rank=1, reason=f"connection of {HOSTILE}")
-            self.metrics.record_event("redealt", 4, rank=1, samples=4, to=[0, 2])
+            self.metrics.record_event("reassigned", 4, rank=1, samples=4, ranks=[0, 2])
         if number == 6:
             self.metrics.record_event(
                 "rejoined", 6, rank=1, host=HOSTILE, device="cpu", backend="cpu"
@@ -127,7 +127,7 @@ class RecordedRun:
                 exchange_ms=30.0,
                 exchange_bytes=1000,
                 exchange_exposed_ms=10.0,
-                samples=samples,
+                sample_ranges=samples,
                 worker_tokens_per_second=dict.fromkeys(ranks, 300.0),
                 worker_seconds={rank: 0.3 + 0.05 * rank for rank in ranks},
                 worker_overlap_seconds=dict.fromkeys(ranks, 0.02),
@@ -146,14 +146,14 @@ class RecordedRun:
         store = self.output / "checkpoints"
         (store / "step-10").mkdir(parents=True)
         (store / "best").symlink_to("step-10")
-        progress = {"step": 10, "model": "aa", "base": "bb", "data_digest": "cc"}
+        progress = {"step": 10, "model_digest": "aa", "base_digest": "bb", "data_digest": "cc"}
         (store / "step-10" / "run.json").write_text(json.dumps(progress))
         files = {"adapter_model.safetensors": {"size": 1, "blake3": "dd"}}
         (store / "step-10" / "manifest.json").write_text(json.dumps({"files": files}))
         (self.output / "adapter").mkdir()
         (self.output / "adapter" / "README.md").write_text("---\nlibrary_name: peft\n---\n\n# x\n")
-        spent = {"host": "localhost", "until": BEGAN, "seconds": 60.0, "measured": 30.0}
-        spent |= {"run": self.run_id, "kwh": 0.5, "money": 1.25, "currency": "EUR"}
+        spent = {"host": "localhost", "until": BEGAN, "seconds": 60.0, "measured_seconds": 30.0}
+        spent |= {"run_id": self.run_id, "kwh": 0.5, "cost": 1.25, "currency": "EUR"}
         (folder / "spend.jsonl").write_text(json.dumps(spent) + "\n")
         settings = {
             "task": "classify",
@@ -219,7 +219,7 @@ class RecordedDistillation:
                     grad_norm=1.0,
                     seconds=0.5,
                     tokens_per_second=100.0,
-                    samples=[[0, 5 * (number - 1), 5 * number]],
+                    sample_ranges=[[0, 5 * (number - 1), 5 * number]],
                 )
             )
         status: dict[str, Any] = {

@@ -65,7 +65,7 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
         b'{"kind": "step", "step": 1, "time": NaN}',
         b'{"kind": "event", "step": 1, "time": 1.0, "event": "' + b"x" * 65 + b'"}',
         b'{"kind": "event", "step": 1, "time": 1.0, "event": "lost", "reason": ["x"]}',
-        b'{"kind": "step", "step": 1, "time": 1.0, "shares": {"__proto__": 1}}',
+        b'{"kind": "step", "step": 1, "time": 1.0, "worker_samples": {"__proto__": 1}}',
     ],
 )
 def test_a_line_of_another_shape_is_left_out(line: bytes) -> None:
@@ -83,8 +83,8 @@ def test_a_number_that_is_not_plain_is_left_out_of_its_line() -> None:
         "time": 1.0,
         "epoch": 0,
         "exchange_bytes": 0,
-        "shares": {},
-        "samples": [],
+        "worker_samples": {},
+        "sample_ranges": [],
     }
 
 
@@ -119,13 +119,13 @@ def test_a_resumed_run_goes_on_with_the_sums_of_its_checkpoint(tmp_path: Path) -
     last = read(history)[-1]
     assert last["step"] == 12
     tokens = sum(round((1000.0 + number) * 0.5) for number in range(1, 13))
-    assert last["so_far"] == [144, 0, 0, tokens, 12_000]
+    assert last["totals"] == [144, 0, 0, tokens, 12_000]
     recorded.step(14)
     recorded.step(13)
-    assert read(history)[-1]["so_far"][:3] == [168, 12, 24]  # a ledger that is wrong is told
+    assert read(history)[-1]["totals"][:3] == [168, 12, 24]  # a ledger that is wrong is told
     recorded.metrics.record_event("resumed", 0)
     recorded.step(1)
-    assert read(history)[-1]["so_far"][:3] == [12, 0, 0]
+    assert read(history)[-1]["totals"][:3] == [12, 0, 0]
 
 
 def test_no_spike_of_a_long_history_vanishes(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_long_history_is_thinned_out_and_loses_no_sum(tmp_path: Path) -> None:
         line for line in whole[:-1] if line["kind"] == "event"
     ]
     assert events[-1]["proofs"] == 100
-    assert [e for e in lines if e["kind"] == "step"][-1]["so_far"][:3] == [12000, 0, 0]
+    assert [e for e in lines if e["kind"] == "step"][-1]["totals"][:3] == [12000, 0, 0]
 
 
 def test_a_long_history_that_is_read_at_once_is_thinned_out_while_it_is_read(
@@ -191,7 +191,9 @@ def test_a_long_history_that_is_read_at_once_is_thinned_out_while_it_is_read(
             first = 12 * (step - 1)
             shards = [[rank, first + 4 * rank, first + 4 * rank + 4] for rank in range(3)]
             loss = {101: 31.0, 777: -7.0}.get(step, 1 + step % 7 / 10)
-            file.write(json.dumps(ledger | {"step": step, "loss": loss, "samples": shards}) + "\n")
+            file.write(
+                json.dumps(ledger | {"step": step, "loss": loss, "sample_ranges": shards}) + "\n"
+            )
             line = {"step": step, "time": 1.0}
             if step % 10 == 0:
                 checkpoint = {"kind": "event", "event": "checkpoint", "path": f"/x/{step}"}
@@ -212,7 +214,7 @@ def test_a_long_history_that_is_read_at_once_is_thinned_out_while_it_is_read(
     steps = [line for line in lines if line["kind"] == "step"]
     assert (steps[0]["step"], steps[-1]["step"]) == (1, 12_000)
     assert (max(s["loss"] for s in steps), min(s["loss"] for s in steps)) == (31.0, -7.0)
-    assert steps[-1]["so_far"][:3] == [144_000, 0, 0]
+    assert steps[-1]["totals"][:3] == [144_000, 0, 0]
     assert 4 in {step["step"] for step in steps}  # behind a loss
     scores = [line for line in lines if line["kind"] == "validation"]
     assert (scores[0]["step"], scores[-1]["step"]) == (10, 12_000)

@@ -108,7 +108,7 @@ def test_a_run_that_has_ended_unfolds_its_result_and_is_not_live(
         10, number=1, prompt="How are you?", text=" ", tokens=1, ended=True
     )
     card = [f"line {number} of the result: {'runs/output/' * 4}" for number in range(20)]
-    recorded.status["card"] = card
+    recorded.status["summary"] = card
     recorded.finish(tmp_path / "state")
     browser.open(f"{server.url}#/run/{RUN_ID}")
     result = "document.querySelector('details:has(> summary + pre)')"
@@ -226,7 +226,7 @@ def test_two_runs_are_chosen_and_laid_over_each_other(
     ends = {run_id: server.json(f"api/runs/{run_id}")["records"] for run_id in (RUN_ID, OTHER_ID)}
     for run_id, row in zip((RUN_ID, OTHER_ID), text(browser, "tbody tr"), strict=True):
         step = [record for record in ends[run_id] if record["kind"] == "step"][-1]
-        counted, _, _, tokens, _ = step["so_far"]
+        counted, _, _, tokens, _ = step["totals"]
         assert row.startswith(run_id)
         assert f"{step['step']}" in row
         assert f"0.7500{counted:,}{tokens:,}" in row

@@ -41,7 +41,7 @@ def test_no_name_or_option_is_broken_at_a_hyphen(
     recorded: RecordedRun, server: Server, browser: Browser, tmp_path: Path, width: int
 ) -> None:
     command = "  trainer generate /srv/motley/runs/output --prompt Hello --max-new-tokens 8"
-    recorded.status["card"] = [command * 2]
+    recorded.status["summary"] = [command * 2]
     recorded.finish(tmp_path / "state")
     browser.looks(width, dark=False)
     browser.open(f"{server.url}#/run/{RUN_ID}")

@@ -55,7 +55,9 @@ def test_what_was_trained_by_whom_and_what_it_survived(tmp_path: Path) -> None:
     assert found["classes"] == [HOSTILE, "safe"]
     assert found["confusion"] == (10, [[3, 1], [2, 4]])
     # Lost just before step 4 is committed, and back just before step 6 is.
-    assert [(f["step"], f["held_up"], f["back"]) for f in found["faults"]] == [(4, 0.0, 1.0)]
+    assert [(f["step"], f["delay_seconds"], f["rejoin_seconds"]) for f in found["faults"]] == [
+        (4, 0.0, 1.0)
+    ]
     assert dict(found["costs"]) == {
         "bytes exchanged": "10,000",
         "energy": "0.500 kWh, 50% of the time measured",
@@ -71,7 +73,7 @@ def test_what_was_trained_by_whom_and_what_it_survived(tmp_path: Path) -> None:
         f"launch cluster up --config run.yaml --output {tmp_path}/state/output-{RUN_ID}-again"
     ]
     assert "class_names" in found["settings"]
-    assert found["absent"] == [
+    assert found["missing"] == [
         "use, power and temperature of the devices: they are shown live only"
     ]
 
@@ -80,7 +82,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "state")
     (recorded.output / "metrics.jsonl").unlink()
     (recorded.output / "status.json").unlink()
-    lacks = report_of(RUN_ID)["absent"]
+    lacks = report_of(RUN_ID)["missing"]
     assert [line.split(":")[0] for line in lacks] == [
         "steps",
         "settings, and the commands that repeat the run",
@@ -214,7 +216,7 @@ def test_a_run_that_no_launcher_started_is_reported_from_its_output_folder(
     assert dict(found["results"])["state"] == "completed"
     assert dict(found["facts"])["steps"] == "2 of 2"
     assert found["commands"] == [f"trainer finetune --config run.yaml -o {tmp_path}/out-again"]
-    assert not [line for line in found["absent"] if "agree" in line], "of one process"
+    assert not [line for line in found["missing"] if "agree" in line], "of one process"
     status = json.loads(Path("out/status.json").read_text())
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -52,7 +52,7 @@ def test_a_run_is_what_status_shows_and_only_new_records_follow(tmp_path: Path) 
         assert tree["status"]["reason"] == HOSTILE  # as data
         steps = [record for record in tree["records"] if record["kind"] == "step"]
         assert [step["loss"] for step in steps] == [2.0 / number for number in range(1, 11)]
-        assert steps[3]["counted"] == [36, 48, 0, 0]
+        assert steps[3]["ledger"] == [36, 48, 0, 0]
         recorded.step(11)
         made, answer = server.request(
             f"api/runs/{RUN_ID}/events", last_event_id=str(tree["cursor"])
@@ -112,7 +112,7 @@ def test_a_log_is_bounded_filtered_and_begins_at_a_moment(tmp_path: Path) -> Non
         )
         assert len(newest["lines"][-2]) == 400
         assert newest["lines"][-1] == "half"  # the process is over
-        assert newest["moments"] == [BEGAN - 400] * 498 + [BEGAN - 398, None]
+        assert newest["timestamps"] == [BEGAN - 400] * 498 + [BEGAN - 398, None]
         since = server.json(f"{path}?since={BEGAN + 1}")
         assert [line[:20] for line in since["lines"]] == ["2026-11-18T11:00:02Z", "half"]
         assert [line[21:25] for line in server.json(f"{path}?find=LOSS+nan")["lines"]] == ["loss"]
@@ -124,7 +124,7 @@ def test_a_log_is_bounded_filtered_and_begins_at_a_moment(tmp_path: Path) -> Non
             "attempt": 2,
             "end": 6,
             "lines": ["again"],
-            "moments": [None],
+            "timestamps": [None],
         }
         assert server.json(f"api/runs/{RUN_ID}/logs/coordinator")["lines"] == []
 
@@ -138,8 +138,8 @@ def test_lines_of_a_long_log_are_dated_and_begin_at_a_moment(tmp_path: Path) -> 
     recorded.log("worker-1", "".join(lines), 1, *marks)
     with serving(tmp_path / "state") as server:
         path = f"api/runs/{RUN_ID}/logs/worker-1"
-        assert server.json(path)["moments"] == written[-500:]
-        assert server.json(f"{path}?since={written[50]}")["moments"] == written[50:550]
+        assert server.json(path)["timestamps"] == written[-500:]
+        assert server.json(f"{path}?since={written[50]}")["timestamps"] == written[50:550]
 
 
 def test_a_distillation_is_told_as_its_folders_are(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_runs_of_trainer_are_shown_by_their_output_folders(tmp_path: Path) -> No
     for name, state, pid in (("done", "completed", 1), ("going", "running", os.getpid())):
         folder = tmp_path / name
         folder.mkdir()
-        status = {"schema": "motley.status/1", "run_id": "tags", "state": state, "pid": pid}
+        status = {"schema": "motley.status/2", "run_id": "tags", "state": state, "pid": pid}
         status |= {"step": 1, "total_steps": 1, "expect_workers": 1, "updated": BEGAN}
         (folder / "status.json").write_text(json.dumps(status))
         step = {"kind": "step", "step": 1, "time": BEGAN, "loss": 2.0}

@@ -26,7 +26,7 @@ def answer(sample: int, prompt: Any = "a question", text: str = "an answer") -> 
         prompt=prompt,
         text=text,
         tokens=np.array([1, 2, 3], np.int32),
-        asked=1,
+        prompt_length=1,
         logprobs=np.array([-0.5, -0.25], np.float32),
         ended=True,
     )

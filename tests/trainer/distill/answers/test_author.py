@@ -74,7 +74,7 @@ def test_a_text_ends_an_answer_that_it_follows(tmp_path: Path) -> None:
     new = tokens_of(tokenizer, "tion", "▁time", "a", "f")
     (found,) = answers(tmp_path / "m", [{"text": "func"}], [new], stops=[" timea", "x"])
     assert (found.text, found.ended) == ("tion", True)
-    assert found.tokens[found.asked :].tolist() == new[:3]
+    assert found.tokens[found.prompt_length :].tolist() == new[:3]
 
 
 @pytest.mark.parametrize(("text", "cut"), [("hé", 1), ("日本🙂", 1), ("日本🙂", 3)])
@@ -93,7 +93,7 @@ def test_half_a_character_at_the_end_is_no_text(
         new = Encoder(folder).tokenizer.encode(text).ids[:-cut]
     (found,) = answers(folder, [{"text": "a"}], [new])
     assert found.text == text[:-1]
-    assert found.tokens[found.asked :].tolist() == new
+    assert found.tokens[found.prompt_length :].tolist() == new
 
 
 def test_an_answer_that_the_model_ended_is_not_cut(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_inspect_measures(tmp_path, kind):
     found = said["found"]
     assert (found["shards"], found["windows"], found["tokens"]) == (2, 7, 52)
     size = sum((folder.shard_path(n) / SHARD_FILE).stat().st_size for n in (0, 2))
-    assert found["size"] == size
+    assert found["bytes"] == size
     assert found["bytes_per_token"] == size / 52
 
     windows = [window for number in (0, 2) for window in folder.read_shard(number)]
@@ -88,10 +88,10 @@ def test_inspect_measures(tmp_path, kind):
     assert contents["entries"] == pytest.approx(entries / 45)
     tails = [1 - float(each) for window in windows for each in window.scores.tail[1:]]
     if kind in ("topk", "kept"):
-        assert contents["kept"] == pytest.approx(sum(tails) / 45)
+        assert contents["kept_mass"] == pytest.approx(sum(tails) / 45)
         assert contents["histogram"][9] == sum(each >= 0.9 for each in tails)
     else:
-        assert contents["kept"] == 1
+        assert contents["kept_mass"] == 1
     assert said["digest"] == description.digest
     assert said["teacher"]["digest"] == description.teacher.digest
     assert said["teachers"][0]["reason"] == "the disk is full"

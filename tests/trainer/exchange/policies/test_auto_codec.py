@@ -72,7 +72,7 @@ class Run:
                 grad_norm=1.0,
                 seconds=COMPUTE + exposed,
                 tokens_per_second=1.0,
-                samples=[],
+                sample_ranges=[],
                 exchange_ms=1e3 * (exposed + min(wire, BACKWARD)),
                 exchange_exposed_ms=1e3 * exposed,
             )

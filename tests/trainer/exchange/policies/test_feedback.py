@@ -38,15 +38,15 @@ def test_what_was_sent_and_what_is_owed_are_what_came(name: str, steps: int, see
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_settling_sends_all_that_is_owed_as_bf16(name: str) -> None:
+def test_a_flush_sends_all_that_is_owed_as_bf16(name: str) -> None:
     feedback = sender(name)
     came = [draw(1), draw(2), draw(3)]
     total = sent(feedback, came[0]) + sent(feedback, came[1])
-    codec, _ = feedback.encode(0, np.zeros(SIZE, np.float32), settle=False)
+    codec, _ = feedback.encode(0, np.zeros(SIZE, np.float32), flush=False)
     assert codec.name == name
     feedback = sender(name)
     total = sent(feedback, came[0]) + sent(feedback, came[1])
-    codec, encoded = feedback.encode(0, came[2], settle=True)
+    codec, encoded = feedback.encode(0, came[2], flush=True)
     assert (codec.name, feedback.norm) == ("bf16", 0.0)
     last = np.empty(SIZE, np.float32)
     codec.decode(encoded, last)
@@ -64,7 +64,7 @@ def test_unequal_shares_add_up_to_the_gradient_of_all_samples() -> None:
             total += sent(worker, samples[first : first + count].sum(0))
             first += count
     for worker in workers:
-        total += sent(worker, np.zeros(SIZE, np.float32), settle=True)
+        total += sent(worker, np.zeros(SIZE, np.float32), flush=True)
     np.testing.assert_allclose(total, samples.sum(0), atol=0.1)
 
 
@@ -74,7 +74,7 @@ def test_a_lost_worker_takes_its_own_residual_alone() -> None:
     owed = lost.norm
     del lost
     total += sent(staying, draw(3))
-    total += sent(staying, np.zeros(SIZE, np.float32), settle=True)
+    total += sent(staying, np.zeros(SIZE, np.float32), flush=True)
     missing = np.linalg.norm(draw(1) + draw(2) + draw(3) - total)
     assert missing == pytest.approx(owed, rel=0.01)
 
@@ -97,7 +97,7 @@ def test_a_shorter_batch_makes_what_is_owed_count_less() -> None:
     feedback = sender("int4")
     first = draw(1)
     owed = first - sent(feedback, first, batch=8)
-    out = sent(feedback, np.zeros(SIZE, np.float32), settle=True, batch=2)
+    out = sent(feedback, np.zeros(SIZE, np.float32), flush=True, batch=2)
     np.testing.assert_allclose(out, owed / 4, rtol=0.01)
 
 

@@ -31,7 +31,11 @@ def test_every_step_sends_gradients_and_nothing_else() -> None:
     assert not isinstance(made, OuterSteps)
     for step in range(made.plan.total_steps):
         terms = made.make_terms(step)
-        assert (terms.inner_steps, terms.second_moments, terms.settled) == (0, False, True)
+        assert (terms.inner_steps, terms.second_moments, terms.flushes_residuals) == (
+            0,
+            False,
+            True,
+        )
         assert made.clip_scale(step, 1e9) < 1
 
 
@@ -40,8 +44,8 @@ def test_outer_steps_begin_after_the_ordinary_ones() -> None:
     steps = range(made.plan.total_steps)
     assert [made.make_terms(step).inner_steps for step in steps] == [0] * 3 + [2] * (len(steps) - 3)
     for step in steps:
-        settles = made.plan.flushes_residuals(step)
-        assert made.make_terms(step).second_moments == (step >= 3 and settles)
+        flushes = made.plan.flushes_residuals(step)
+        assert made.make_terms(step).second_moments == (step >= 3 and flushes)
         assert (made.clip_scale(step, 1e9) == 1) == (step >= 3), "inner steps clip"
 
 

@@ -24,8 +24,8 @@ from trainer.planning.budget.ledger import SpendLedger, SpendRecord
 print("ready", flush=True)
 n = 0
 while n < int(sys.argv[3]):
-    lines = [SpendRecord(run=sys.argv[2], host=h, until=n, seconds=1, kwh=0, measured=0, money=1)
-             for h in ("a", "b")]
+    rest = dict(until=n, seconds=1, kwh=0, measured_seconds=0, cost=1)
+    lines = [SpendRecord(run_id=sys.argv[2], host=h, **rest) for h in ("a", "b")]
     try:
         SpendLedger(Path(sys.argv[1])).append_records(lines)
     except BlockingIOError:
@@ -36,9 +36,9 @@ while n < int(sys.argv[3]):
 
 
 def record(run: str = "r", until: float = 1.0, money: float = 1.0, **more: object) -> SpendRecord:
-    fields = {"host": "a", "seconds": 60.0, "kwh": 0.1, "measured": 0.0, "currency": "EUR"}
+    fields = {"host": "a", "seconds": 60.0, "kwh": 0.1, "measured_seconds": 0.0, "currency": "EUR"}
     return SpendRecord.model_validate(
-        {"run": run, "until": until, "money": money, **fields, **more}
+        {"run_id": run, "until": until, "cost": money, **fields, **more}
     )
 
 
@@ -55,9 +55,9 @@ def writer(path: Path, run: str, count: int) -> subprocess.Popen[str]:
 def test_what_is_appended_is_read(path: Path) -> None:
     book = SpendLedger(path)
     assert book.read_records() == []
-    book.append_records([record(), record(until=2.0, end=True)])
+    book.append_records([record(), record(until=2.0, is_final=True)])
     book.append_records([record(run="other")])
-    assert book.read_records() == [record(), record(until=2.0, end=True), record(run="other")]
+    assert book.read_records() == [record(), record(until=2.0, is_final=True), record(run="other")]
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -65,7 +65,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(path: Path)
     book = SpendLedger(path)
     book.append_records([record(), record(until=2.0)])
     whole = path.read_bytes()
-    for torn in (b'{"run": "r", "hos', b"\0" * 200_000, b"x"):
+    for torn in (b'{"run_id": "r", "hos', b"\0" * 200_000, b"x"):
         path.write_bytes(whole + torn)
         assert book.read_records() == [record(), record(until=2.0)]
     book.append_records([record(until=3.0)])
@@ -75,7 +75,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(path: Path)
 
 def test_a_file_of_one_torn_line_begins_again(path: Path) -> None:
     path.parent.mkdir()
-    path.write_bytes(b'{"run": ')
+    path.write_bytes(b'{"run_id": ')
     SpendLedger(path).append_records([record()])
     assert SpendLedger(path).read_records() == [record()]
 
@@ -84,7 +84,7 @@ def test_a_damaged_line_is_named_and_not_passed_over(path: Path) -> None:
     book = SpendLedger(path)
     book.append_records([record()])
     with path.open("ab") as file:
-        file.write(b'{"run": "r", "money": -3}\n')
+        file.write(b'{"run_id": "r", "cost": -3}\n')
     book.append_records([record()])
     with pytest.raises(InputError, match=r"spend\.jsonl:2: not a line of spending: .*correct or"):
         book.read_records()
@@ -105,8 +105,8 @@ def test_many_writers_and_a_kill_leave_whole_lines(path: Path) -> None:
     assert steady.returncode == 0
     SpendLedger(path).append_records([record()])
     records = SpendLedger(path).read_records()
-    assert sum(r.run == "steady" for r in records) == 40
-    own = [(r.host, r.until) for r in records if r.run == "killed"]
+    assert sum(r.run_id == "steady" for r in records) == 40
+    own = [(r.host, r.until) for r in records if r.run_id == "killed"]
     assert own == [(host, n) for n in range(len(own) // 2) for host in ("a", "b")]
     assert reported <= len(own) // 2 <= reported + 1
 
@@ -153,7 +153,7 @@ def test_attempts_of_a_run_add_up() -> None:
     ]
     found = earlier_attempts(lines, "r", "EUR")
     assert (found.money, found.until, found.ended, found.progress_at) == (4.0, 180.0, False, 120.0)
-    ended = [*lines, record(until=200.0, step=9, end=True)]
+    ended = [*lines, record(until=200.0, step=9, is_final=True)]
     assert earlier_attempts(ended, "r", "EUR").ended
     assert earlier_attempts(lines, "new", "EUR").until is None
     with pytest.raises(InputError, match=r"two currencies: run r was paid in EUR.* in USD"):
@@ -166,12 +166,12 @@ def test_lines_of_later_versions_are_read() -> None:
 
 
 @pytest.mark.parametrize("value", ["1e300", "-1.0", "NaN", "Infinity", "1e999", "253402300800.0"])
-@pytest.mark.parametrize("field", ["until", "seconds", "measured", "kwh", "money"])
+@pytest.mark.parametrize("field", ["until", "seconds", "measured_seconds", "kwh", "cost"])
 def test_a_number_that_cannot_be_is_named(field: str, value: str) -> None:
-    line = dict.fromkeys(("until", "seconds", "measured", "kwh", "money"), "1.0")
-    if value == "253402300800.0" and field in {"kwh", "money"}:
+    line = dict.fromkeys(("until", "seconds", "measured_seconds", "kwh", "cost"), "1.0")
+    if value == "253402300800.0" and field in {"kwh", "cost"}:
         value = "1e15"
     text = ", ".join(f'"{name}": {number}' for name, number in (line | {field: value}).items())
     with pytest.raises(InputError, match=r"spend\.jsonl:1: not a line of spending") as caught:
-        parse_spend(f'{{"run": "r", "host": "h", {text}}}\n'.encode(), "spend.jsonl")
+        parse_spend(f'{{"run_id": "r", "host": "h", {text}}}\n'.encode(), "spend.jsonl")
     assert "\n" not in str(caught.value)

@@ -61,7 +61,7 @@ class Desk:
 
     @property
     def spent(self) -> float:
-        return sum(record.money for record in SpendLedger(self.path).read_records())
+        return sum(record.cost for record in SpendLedger(self.path).read_records())
 
 
 @pytest.fixture
@@ -73,12 +73,12 @@ def test_a_line_a_minute_for_each_host_and_the_rest_at_the_end(desk: Desk) -> No
     watch = desk.open()
     desk.wait(watch, 150)
     records = SpendLedger(desk.path).read_records()
-    assert [(r.host, r.seconds, r.end) for r in records] == [
+    assert [(r.host, r.seconds, r.is_final) for r in records] == [
         (host, seconds, False) for seconds in (0.0, 60.0, 60.0) for host in ("rack", "home")
     ]
     watch.close()
     assert desk.spent == pytest.approx(150 * A_SECOND)
-    assert [r.end for r in SpendLedger(desk.path).read_records()[-2:]] == [True, True]
+    assert [r.is_final for r in SpendLedger(desk.path).read_records()[-2:]] == [True, True]
 
 
 def test_attempts_add_up_to_the_ceiling(desk: Desk) -> None:
@@ -160,7 +160,9 @@ def test_a_start_that_fails_before_it_has_read_its_inputs_is_on_record(
         roles.run_local(config(model, tmp_path, 90.0), "run", alone)
     records = SpendLedger(tmp_path / "spend.jsonl").read_records()
     assert [record.host for record in records] == ["here", "here"]
-    assert records[-1].end == (fault == "data"), "after a kill the time until the next start counts"
+    assert records[-1].is_final == (fault == "data"), (
+        "after a kill the time until the next start counts"
+    )
     assert records[-1].seconds > 0
 
 
@@ -192,13 +194,13 @@ def test_the_power_that_workers_measure_counts_for_their_host(desk: Desk) -> Non
     desk.wait(watch, 60)
     watch.close()
     rack, home = [r for r in SpendLedger(desk.path).read_records() if r.seconds]
-    assert (rack.measured, home.measured) == (0.0, 60.0)
+    assert (rack.measured_seconds, home.measured_seconds) == (0.0, 60.0)
     assert home.kwh == pytest.approx(250 * 60 / 3.6e6)
     watch = desk.open()
     watch.record_step(1, {0: 250.0})
-    assert watch.status["measured"] == ["home"]
+    assert watch.status["measured_hosts"] == ["home"]
     desk.wait(watch, 121)
-    assert watch.status["measured"] == [], "an old reading holds no longer"
+    assert watch.status["measured_hosts"] == [], "an old reading holds no longer"
 
 
 @pytest.mark.parametrize("lasted", [20, 90])
@@ -214,7 +216,7 @@ def test_a_killed_attempt_loses_no_second_of_what_only_sensors_tell(
     again = desk.open(hosts=hosts)
     each = 0.36 * 500 / 3.6e6
     assert again.status["spent"] == pytest.approx((lasted + 20) * each)
-    assert again.status["an_hour"] == pytest.approx(3600 * each)
+    assert again.status["hourly_cost"] == pytest.approx(3600 * each)
 
 
 def test_a_disk_that_takes_no_line_stops_nothing_and_loses_nothing(
@@ -298,4 +300,4 @@ def test_a_run_stops_in_order_and_goes_on_with_a_higher_ceiling(
     status = json.loads((tmp_path / "status.json").read_bytes())
     assert (status["state"], status["step"]) == ("completed", 10)
     records = SpendLedger(tmp_path / "spend.jsonl").read_records()
-    assert sum(record.money for record in records) == pytest.approx(100.0)
+    assert sum(record.cost for record in records) == pytest.approx(100.0)

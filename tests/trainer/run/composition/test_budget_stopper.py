@@ -25,7 +25,7 @@ def test_it_asks_to_stop_while_the_process_waits(tmp_path: Path) -> None:
     watch.close()
     watch.close()
     records = SpendLedger(tmp_path / "spend.jsonl").read_records()
-    assert [(record.host, record.end) for record in records] == [
+    assert [(record.host, record.is_final) for record in records] == [
         ("rack", False),
         ("old", False),
         ("rack", True),

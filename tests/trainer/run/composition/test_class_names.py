@@ -73,7 +73,8 @@ def test_scores_card_and_settings_have_the_names(output: Path, data: Path) -> No
     lines = runner.invoke(evaluate, [str(output), *options]).stdout.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == list(NAMES)
     assert (
-        f"classes: {', '.join(NAMES)}" in json.loads((output / "status.json").read_bytes())["card"]
+        f"classes: {', '.join(NAMES)}"
+        in json.loads((output / "status.json").read_bytes())["summary"]
     )
     assert load_config(output / "run.yaml").class_names == NAMES
 

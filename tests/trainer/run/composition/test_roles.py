@@ -27,7 +27,7 @@ from trainer.system.errors import InputError, StorageError
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.run_recorder import RunRecorder
 
-OF_MODEL = ("model", "base")
+OF_MODEL = ("model_digest", "base_digest")
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
 
 
@@ -57,7 +57,7 @@ def config(model: Path, output: Path, **settings: object) -> RunConfig:
 
 
 def weights(output: Path) -> str:
-    return json.loads((output / "checkpoints/latest/run.json").read_bytes())["weights"]
+    return json.loads((output / "checkpoints/latest/run.json").read_bytes())["weights_digest"]
 
 
 def test_a_run_from_data_to_checkpoint(model: Path, tmp_path: Path):
@@ -65,8 +65,12 @@ def test_a_run_from_data_to_checkpoint(model: Path, tmp_path: Path):
     metrics = read_metrics(tmp_path / "metrics.jsonl")
     steps = [record for record in metrics if record["kind"] == "step"]
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
-    assert [step["samples"] for step in steps[:3]] == [[[0, 0, 8]], [[0, 8, 16]], [[0, 16, 20]]]
-    assert {r["at"] for r in metrics if r.get("event") == "verified"} >= {2, 4, 6}
+    assert [step["sample_ranges"] for step in steps[:3]] == [
+        [[0, 0, 8]],
+        [[0, 8, 16]],
+        [[0, 16, 20]],
+    ]
+    assert {r["at_step"] for r in metrics if r.get("event") == "verified"} >= {2, 4, 6}
     status = json.loads((tmp_path / "status.json").read_bytes())
     assert (status["state"], status["step"], status["validation"]["step"]) == ("completed", 6, 6)
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
@@ -125,7 +129,11 @@ def test_a_share_of_the_data_is_held_out(model: Path, tmp_path: Path):
     assert roles.run_local(config(model, tmp_path, **held), "run", ALONE) == 0
     metrics = read_metrics(tmp_path / "metrics.jsonl")
     steps = [record for record in metrics if record["kind"] == "step"]
-    assert [step["samples"] for step in steps[:3]] == [[[0, 0, 8]], [[0, 8, 16]], [[0, 16, 18]]]
+    assert [step["sample_ranges"] for step in steps[:3]] == [
+        [[0, 0, 8]],
+        [[0, 8, 16]],
+        [[0, 16, 18]],
+    ]
     status = json.loads((tmp_path / "status.json").read_bytes())
     assert status["validation"]["step"] == 6
 
@@ -256,7 +264,7 @@ def test_another_run_keeps_out_of_the_output_folder(model: Path, tmp_path: Path)
     with pytest.raises(InputError, match=r"settings have changed \(optimizer.learning_rate: "):
         build.make_coordinator(changed, 1, 0.0)
     same = read_inputs(settings, "first")
-    moved = replace(same, job=replace(same.job, data="0" * 64))
+    moved = replace(same, job=replace(same.job, data_digest="0" * 64))
     with pytest.raises(InputError, match="cannot resume from here: its data has changed"):
         build.make_coordinator(moved, 1, 0.0)
 
@@ -294,7 +302,7 @@ def test_another_base_of_the_same_shapes_is_another_run(model: Path, tmp_path: P
     run = adapter / "run.json"
     tree = {key: v for key, v in json.loads(run.read_bytes()).items() if key not in OF_MODEL}
     run.write_text(json.dumps(tree))
-    assert read_progress(adapter).model is None
+    assert read_progress(adapter).model_digest is None
 
 
 def test_lora_on_random_weights_is_warned_about(
@@ -407,7 +415,7 @@ def test_a_step_without_a_token_to_learn_has_no_loss(
     status = json.loads((tmp_path / "output/status.json").read_bytes())
     assert status["loss"] == losses[-1]
     shown = "-" if losses[-1] is None else f"{losses[-1]:.4f}"
-    assert f"step 4, loss {shown}, in" in status["card"][1]
+    assert f"step 4, loss {shown}, in" in status["summary"][1]
     printed = capsys.readouterr().err
     assert f"loss {shown}" in printed
     assert "0.0000" not in printed

@@ -120,12 +120,12 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
         f"script = read_script(Path({str(script)!r}))\n"
         "config = load_config(None, {'task': 'script'})\n"
         "found = read_inputs(config, 'run', script=script, computes=False)\n"
-        "assert 'torch' not in sys.modules\nprint(found.job.model, found.job.data)"
+        "assert 'torch' not in sys.modules\nprint(found.job.model_digest, found.job.data_digest)"
     )
     done = subprocess.run(
         [sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE
     )
-    assert done.stdout.split() == [inputs.job.model, inputs.job.data], done.stderr
+    assert done.stdout.split() == [inputs.job.model_digest, inputs.job.data_digest], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def start_hung_group(folder: Path, task: dict, config: RunConfig) -> int:
     group = GroupReplica(make_setup(task, config, members), members)
     try:
         for _ in range(100):
-            members.send_command_to_all({"do": "weights"})
+            members.send_command_to_all({"command": "weights"})
             group._explain_errors(
                 lambda: broadcast_weights(group.layout, np.zeros(group.layout.size, np.float32))
             )

@@ -18,8 +18,8 @@ def test_what_is_whole_is_received_and_no_wait_is_for_the_rest() -> None:
     arriving, end = Pipe()
     with ours, theirs, arriving, end:
         sender, receiver = GroupLink(ours), GroupLink(end)
-        sender.send({"do": "train"}, ARRAYS)
-        sender.send({"beat": True})
+        sender.send({"command": "train"}, ARRAYS)
+        sender.send({"heartbeat": True})
         data = os.read(theirs.fileno(), 1 << 20)
         found = []
         for at in range(len(data)):
@@ -29,7 +29,11 @@ def test_what_is_whole_is_received_and_no_wait_is_for_the_rest() -> None:
             found += [(at, message) for message in whole]
         (first, train), (last, beat) = found
         assert first < last == len(data) - 1
-        assert (train.body, beat.body, beat.arrays) == ({"do": "train"}, {"beat": True}, {})
+        assert (train.body, beat.body, beat.arrays) == (
+            {"command": "train"},
+            {"heartbeat": True},
+            {},
+        )
         np.testing.assert_array_equal(train.arrays["weights"], ARRAYS["weights"])
         arriving.close()
         assert receiver.receive_whole() is None

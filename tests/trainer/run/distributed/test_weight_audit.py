@@ -94,7 +94,7 @@ def test_a_rank_whose_weights_changed_is_named_and_nothing_is_saved_after_it(
     assert "\n" not in said[0]
     assert [path.name for path in (output / "checkpoints").rglob("step-*")] == ["step-000002"]
     assert [line["step"] for line in lines(output) if line.get("event") == "checkpoint"] == [2]
-    assert [line["at"] for line in lines(output) if line.get("event") == "verified"] == proved
+    assert [line["at_step"] for line in lines(output) if line.get("event") == "verified"] == proved
 
 
 def lines(output: Path) -> list[dict[str, Any]]:
@@ -123,5 +123,5 @@ def test_a_ring_of_four_trains_as_one_process_does(
     for name, values in theirs.items():
         assert np.abs(mine[name] - values).max() < 1e-4, name
     proofs = [line for line in lines(ring) if line.get("event") == "verified"]
-    assert [proof["at"] for proof in proofs] == [0, 4, 8]
+    assert [proof["at_step"] for proof in proofs] == [0, 4, 8]
     assert all(proof["ranks"] == list(range(WORLD)) for proof in proofs)

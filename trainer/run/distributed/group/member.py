@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def run_member(link: GroupLink, rank: int) -> int:
     """Do as the leader says until it closes the link, and return the exit code."""
-    start_heartbeat(lambda: link.send({"beat": True}), HEARTBEAT_INTERVAL)
+    start_heartbeat(lambda: link.send({"heartbeat": True}), HEARTBEAT_INTERVAL)
     try:
         return _serve_leader(link, rank)
     except Exception as error:
@@ -50,8 +50,8 @@ def as_known(error: Exception) -> TrainerError | None:
 def _serve_leader(link: GroupLink, rank: int) -> int:
     part: tuple[GroupPart, GradientLayout] | None = None
     while (message := link.receive()) is not None:
-        if message.body["do"] == "open":
-            del message.body["do"]
+        if message.body["command"] == "open":
+            del message.body["command"]
             part = _open_part(link, GroupSetup.from_json(message.body), rank)
         else:
             assert part is not None
@@ -73,11 +73,11 @@ def _execute_command(
     link: GroupLink, part: GroupPart, layout: GradientLayout, message: GroupMessage
 ) -> None:
     match message.body:
-        case {"do": "train", "alpha": alpha}:
+        case {"command": "train", "alpha": alpha}:
             link.send(asdict(part.train(unpack_samples(message.arrays), None, alpha)))
-        case {"do": "evaluate"}:
+        case {"command": "evaluate"}:
             link.send(asdict(part.evaluate(unpack_samples(message.arrays))))
-        case {"do": "weights"}:
+        case {"command": "weights"}:
             from trainer.run.distributed.group.part import broadcast_weights
 
             part.write_trainable(broadcast_weights(layout, None))

@@ -212,7 +212,7 @@ class Members:
                 member.error = message.body
             elif "done" in message.body:
                 member.pending_commands -= 1
-            elif "beat" not in message.body:
+            elif "heartbeat" not in message.body:
                 member.answers.put(message.body)
 
     def _collect_exit(self, member: _Member) -> None:

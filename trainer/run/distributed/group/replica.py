@@ -49,7 +49,7 @@ class GroupReplica:
     def __init__(self, setup: GroupSetup, members: Members) -> None:
         self._members = members
         self._is_one_copy = setup.strategy == "tensor"
-        members.send_command_to_all({"do": "open", **setup.to_json()})
+        members.send_command_to_all({"command": "open", **setup.to_json()})
         check_identities(compute_identity(setup), members.collect_answers(), members)
         self._part = self._explain_errors(lambda: open_part(setup, 0))
         folder = flight_recorder.record_collectives(Path(setup.config.output))
@@ -66,7 +66,9 @@ class GroupReplica:
         began = time.monotonic()
         parts = self._divide_batch(batch)
         for rank, part in enumerate(parts[1:], start=1):
-            self._members.send_command(rank, {"do": "train", "alpha": alpha}, pack_samples(part))
+            self._members.send_command(
+                rank, {"command": "train", "alpha": alpha}, pack_samples(part)
+            )
         own = self._explain_errors(lambda: self._part.train(parts[0], on_block, alpha))
         results = [own, *(StepResult(**answer) for answer in self._members.collect_answers())]
         return StepResult(
@@ -85,7 +87,7 @@ class GroupReplica:
         """
         assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
         assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
-        self._members.send_command_to_all({"do": "weights"})
+        self._members.send_command_to_all({"command": "weights"})
         self._explain_errors(lambda: broadcast_weights(self.layout, flat))
         self._part.write_trainable(flat)
 
@@ -93,7 +95,7 @@ class GroupReplica:
         """Run only the forward pass, divided between the processes; see `Replica.evaluate`."""
         parts = self._divide_batch(batch)
         for rank, part in enumerate(parts[1:], start=1):
-            self._members.send_command(rank, {"do": "evaluate"}, pack_samples(part))
+            self._members.send_command(rank, {"command": "evaluate"}, pack_samples(part))
         own = self._explain_errors(lambda: self._part.evaluate(parts[0]))
         return EvalResult.sum_parts(
             [own, *(EvalResult(**each) for each in self._members.collect_answers())]
