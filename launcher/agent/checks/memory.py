@@ -4,10 +4,11 @@ stay in it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,14 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
 from trainer.model.files import local_model
 from trainer.model.layout import read_headers
-from trainer.planning.devices import LayerSource
-from trainer.planning.replica import MemoryPlan, most_tokens, training_of
+from trainer.planning.device_models import DeviceModel, find_device
+from trainer.planning.devices import PCIE, HostPool, LayerSource
+from trainer.planning.replica import MemoryPlan, busy_tokens, most_tokens, training_of
 from trainer.planning.residents import describe_residents
+from trainer.planning.stored_layers import layer_bytes
+from trainer.planning.strategy import TrainingSetup
 from trainer.planning.streaming import HIDDEN, plan_reading
+from trainer.planning.time import EFFICIENCY, speed_of
 from trainer.planning.workers import Room, RunMemory, coordinator_memory
 from trainer.system.backends import BACKENDS, Backend
 from trainer.system.errors import InputError
@@ -147,9 +152,10 @@ def _too_little(
 @check("layers", deadline=READ_SECONDS + 30)
 @validate_call
 def check_layers(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Finding:
-    """Return how much reading layers at each use slows this machine's CPU workers.
+    """Return how much reading layers at each use slows this machine's workers.
 
-    The disk is read for two seconds, and products are computed, unless all layers stay.
+    The disk is read for two seconds, and products are computed, unless all layers stay. The speeds
+    of a card and of its link are assumed.
 
     Args:
         hosts: the inventory's names of this machine.
@@ -162,22 +168,74 @@ def check_layers(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
     if memory is None:
         return Finding("warn", "not planned: the model cannot be read here", _SEE_MODEL)
     main = _plan_main_memory(plan, config, memory, hosts)
-    if main.planned is None or main.planned.resident is None:
+    cards = list(_find_reading_cards(plan, memory, hosts))
+    on_host = main.planned is not None and main.planned.resident is not None
+    if not on_host and not cards:
         return Finding("ok", "all stay in memory")
-    training = training_of(config, accelerator=False, recompute=main.planned.recompute)
+    read = measure_read({header.file for header in memory.headers.values()})
+    lines: list[str] = []
+    speeds: list[float] = []
+    if on_host:
+        assert main.planned is not None
+        training = _training_of_worker(plan, config, main.planned, accelerator=False)
+        flops = measure_products()
+        source = LayerSource(name="the disk", rate=read / main.workers)
+        plan_passes = partial(plan_reading, memory.model, flops=flops / main.workers, source=source)
+        reading, least = plan_passes(training), plan_passes(replace(training, resident=0))
+        assert reading is not None
+        assert least is not None
+        more = _suggest_rows(plan, config, memory, main, least.hidden_from)
+        lines.append(f"{reading.describe(more)}; products at {flops / 1e9:.3g} GFLOP/s")
+        speeds.append(reading.speed)
+    for name, pool, planned in cards:
+        assert planned.resident is not None
+        training = _training_of_worker(plan, config, planned, accelerator=True)
+        peak = speed_of(pool.device, training)
+        if peak is None:
+            lines.append(f"{name}: {describe_residents(planned.resident, memory.model.layers)}")
+            continue
+        pool = replace(pool, main_memory=main.available, disk=read)
+        source = pool.find_source(memory.model.layers * layer_bytes(memory.model, training))
+        reading = plan_reading(memory.model, training, peak * EFFICIENCY, source)
+        assert reading is not None
+        lines.append(f"{name}: {reading.describe()}")
+        speeds.append(reading.speed)
+    slow = min(speeds, default=1.0) < HIDDEN
+    return Finding("warn" if slow else "ok", "; ".join(lines))
+
+
+def _find_reading_cards(
+    plan: LaunchPlan, memory: RunMemory, hosts: Sequence[str]
+) -> Iterator[tuple[str, HostPool, MemoryPlan]]:
+    """Yield the workers on cards that do not hold all layers: name, card and memory."""
+    for worker in plan.workers:
+        backend, size = cast("Backend", worker.backend), plan.device_memory(worker)
+        if worker.host not in hosts or not BACKENDS[backend].is_gpu or size is None:
+            continue
+        if not memory.may_stream(backend):
+            continue
+        planned = memory.plan_torch_worker(backend, Room(size, backend).usable)
+        if planned.resident is not None:
+            known = plan.get_host(worker.host).devices or ()
+            title = next((card.name for card in known if card.id == worker.device), "")
+            device = DeviceModel(
+                name=title, flops=None, memory=size, watts=None, source="its driver"
+            )
+            with contextlib.suppress(InputError):
+                device = find_device(title, size)
+            pool = HostPool(hosts=1, devices=1, device=device, inside=PCIE)
+            yield worker.name, pool, planned
+
+
+def _training_of_worker(
+    plan: LaunchPlan, config: RunConfig, planned: MemoryPlan, *, accelerator: bool
+) -> TrainingSetup:
+    """Return a worker's micro-batch, of its share of a batch at most."""
+    training = training_of(config, accelerator=accelerator, recompute=planned.recompute)
     share = config.training.batch_size * training.rows // len(plan.workers)
-    rows = max(1, min(share, most_tokens(config) // training.length))
-    training = replace(training, resident=main.planned.resident, rows=rows)
-    files = {header.file for header in memory.headers.values()}
-    flops = measure_products()
-    source = LayerSource(name="the disk", rate=measure_read(files) / main.workers)
-    plan_passes = partial(plan_reading, memory.model, flops=flops / main.workers, source=source)
-    reading, least = plan_passes(training), plan_passes(replace(training, resident=0))
-    assert reading is not None
-    assert least is not None
-    detail = reading.describe(_suggest_rows(plan, config, memory, main, least.hidden_from))
-    measured = f"{detail}; products at {flops / 1e9:.3g} GFLOP/s"
-    return Finding("ok" if reading.speed >= HIDDEN else "warn", measured)
+    most = busy_tokens(config, accelerator=True) if accelerator else most_tokens(config)
+    rows = max(1, min(share, most // training.length))
+    return replace(training, resident=planned.resident, rows=rows)
 
 
 def _suggest_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,11 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.setting import PlanContext
+from tests.launcher.hollow_model import make_model
 from trainer.config.run import load_config
+from trainer.planning import workers
 from trainer.planning.workers import RunMemory
+from trainer.system.backends import BACKENDS
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,6 +104,29 @@ def test_a_slow_disk_is_a_warning_with_what_would_help(
     found = find_layers(folder, monkeypatch, 1.0, **settings)
     assert found.status == status, found.detail
     assert re.search(said, found.detail), found.detail
+
+
+def test_a_card_reads_layers_once_its_engine_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has memory for the base, so the disk is read for its speed alone."""
+    folder = make_model(tmp_path)
+    given = {"model.path": str(folder), "data.max_seq_len": 64, "lora.lora_rank": 1}
+    config = load_config("quickstart", given | {"model.dtype": "bfloat16"})
+    monkeypatch.setattr(memory, "available_memory", lambda: 64 << 30)
+    monkeypatch.setattr(memory, "measure_read", lambda _: 1e9)
+    found: dict[bool, Finding] = {}
+    for able in (False, True):
+        cuda = replace(BACKENDS["cuda"], streams_frozen=able)
+        monkeypatch.setattr(workers, "BACKENDS", {**BACKENDS, "cuda": cuda})
+        size = RunMemory.of_model_folder(folder, config).needed_bytes("cuda")
+        card = Device("cuda", "GPU-1", "NVIDIA GeForce RTX 4090", int(size / 0.9) - (64 << 20))
+        host = Host(name="localhost", connection="local", devices=(card,))
+        plan = place_run([host], config, None, SETTING)
+        found[able] = check_layers(plan, config, ["localhost"])
+    assert found[False] == Finding("ok", "all stay in memory"), "the check `memory` refuses"
+    said = r"worker-0: \d of 4 layers resident, \d streamed from memory at 25 GB/s; free from"
+    assert re.match(said, found[True].detail), found[True].detail
 
 
 def test_a_file_is_read_from_the_disk(tmp_path: Path) -> None:
