@@ -127,10 +127,10 @@ class UserScript:
             if isinstance(error, _TimeLimitError):
                 raise UnreachableError(f"{where}{_TOO_LONG.format(self._limit)}") from None
             if is_out_of_memory(error):
-                makes = function in ("the script", "model", "dataset")
-                smaller = "make it smaller" if makes else "lower training.micro_batch_size"
-                message = f"{where}: no memory for it ({first_line(error)}); {smaller}"
-                raise DoesNotFitError(message) from None
+                made = function in ("the script", "model", "dataset")
+                lower = "" if made else "lower training.micro_batch_size, or "
+                line = f"{where}: no memory for it ({first_line(error)}); {lower}make it smaller"
+                raise DoesNotFitError(line) from None
             kind = "" if isinstance(error, ScriptFaultError) else f"{type(error).__name__}: "
             raise InputError(f"{where}: {kind}{first_line(error)}") from None
 
