@@ -32,6 +32,7 @@ from scripts.generated_pages import update_pages
 from trainer.cli import trainer
 from trainer.config.capabilities import ENGINE_TITLES, NEEDS_TORCH, REFUSALS
 from trainer.config.run import RunConfig
+from trainer.exchange.protocol import messages
 from trainer.system.backends import BACKENDS
 from trainer.system.errors import EXIT_CODES
 
@@ -255,6 +256,39 @@ def describe_checks() -> str:
     return render("| check | of | fails or warns when | what to do |", rows)
 
 
+def describe_messages() -> str:
+    """Return a table of the fields of the exchange's control messages and of their parts."""
+    parts = (messages.GenerationRequest, messages.ReadProgress)
+    rows = [
+        [f"`{kind.__name__}`", *cells]
+        for kind in (*messages.BY_TYPE.values(), *parts)
+        for cells in message_rows(kind)
+    ]
+    return render("| message | field | type | meaning |", rows)
+
+
+def message_rows(kind: type[BaseModel]) -> Iterator[list[str]]:
+    """Yield name, type and meaning of each field of a message."""
+    meanings, schema = docstrings(kind), kind.model_json_schema()
+    for name in kind.model_fields:
+        if name not in meanings:
+            sys.exit(f"{kind.__name__}.{name}: has no docstring for the documents")
+        field = schema["properties"][name]
+        optional = "" if name in schema.get("required", ()) else ", optional"
+        yield [f"`{name}`", describe_field(field) + optional, meanings[name]]
+
+
+def describe_field(schema: dict[str, Any]) -> str:
+    """Return the type of a message's field; a part by its name."""
+    parts = schema.get("anyOf", [schema])
+    words = [
+        f"`{part['$ref'].rpartition('/')[2]}`" if "$ref" in part else describe_type(part)
+        for part in parts
+        if part.get("type") != "null"
+    ]
+    return ", ".join([*dict.fromkeys(words), *["null"] * (len(words) < len(parts))])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": lambda: render("| key | values | default | meaning |", setting_rows(RunConfig)),
     "capabilities": render_capabilities,
@@ -263,6 +297,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "launch-exit-codes": describe_launch_exits,
     "trainer-exit-codes": describe_trainer_exits,
     "checks": describe_checks,
+    "messages": describe_messages,
     "launch-options": lambda: describe_options(find_commands(launch, "launch")),
     "trainer-options": lambda: describe_options(find_commands(trainer, "trainer")),
 }

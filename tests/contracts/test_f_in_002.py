@@ -138,7 +138,7 @@ def read_message(name: str, text: str) -> messages.Message:
 
 
 def test_every_message_of_the_exchange_is_known() -> None:
-    assert set(messages._BY_TYPE.values()) == set(MESSAGES.values())
+    assert set(messages.BY_TYPE.values()) == set(MESSAGES.values())
     for name, kind in MESSAGES.items():
         read_message(name, json.dumps(example(kind)))
 

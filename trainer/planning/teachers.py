@@ -26,7 +26,7 @@ WINDOW = 1024
 
 
 class Seat(NamedTuple):
-    """What a teacher may compute on."""
+    """Device or processor that a teacher may compute on."""
 
     place: Place
     device: DeviceModel

@@ -65,20 +65,29 @@ class JoinRequest(Message):
 
     type = MessageType.JOIN_REQUEST
     run_id: Line
+    """Id of the run."""
     rank: Rank | None
-    """None asks for the lowest free rank."""
+    """Requested rank; null: the lowest free one."""
     motley_version: Line
+    """Version of Motley; it must be the coordinator's."""
     config_digest: Line
+    """Digest of the settings that all members share."""
     layout_digest: Line
+    """Digest of the gradient layout."""
     model_digest: Line
+    """Digest of the model's config, weights and tokenizer."""
     data_digest: Line
+    """Digest of all data."""
     host: Line
+    """Name of the worker's host."""
     backend: Line
+    """Its backend, such as `cuda`."""
     device: Line
+    """Its device, such as `cuda:0`."""
     backend_reason: Line = ""
     """Why no earlier backend of the chain serves; empty for the first."""
     transport: Line = ""
-    """How it is connected, for the log."""
+    """How it is connected: `shared memory`, `TLS` or `TCP`."""
 
 
 class JoinAccepted(Message):
@@ -86,11 +95,17 @@ class JoinAccepted(Message):
 
     type = MessageType.JOIN_ACCEPTED
     rank: Rank
+    """Rank of the worker."""
     generation: Count
+    """Generation that its frames carry."""
     step: Count
+    """Updates that are in the state that follows."""
     has_moments: bool
+    """Whether both moments follow the weights."""
     heartbeat: Seconds
+    """Seconds between two heartbeats."""
     lost_after: Seconds
+    """Seconds of silence after which a member is lost."""
 
 
 class JoinRefused(Message):
@@ -98,7 +113,9 @@ class JoinRefused(Message):
 
     type = MessageType.JOIN_REFUSED
     reason: Text
+    """Why, in one line."""
     retry: bool
+    """Whether trying again can help."""
 
 
 class StateLoaded(Message):
@@ -106,7 +123,9 @@ class StateLoaded(Message):
 
     type = MessageType.STATE_LOADED
     step: Count
+    """Updates that are in the state."""
     digest: Text
+    """BLAKE3 of weights, moments if they were sent, and the step as u64."""
 
 
 class GenerationRequest(BaseModel):
@@ -114,8 +133,9 @@ class GenerationRequest(BaseModel):
 
     model_config = _STRICT
     prompts: tuple[tuple[Count, ...], ...]
+    """Token ids of each prompt."""
     max_new_tokens: Count
-    """The most of each answer."""
+    """Most new tokens of an answer."""
     stop_tokens: tuple[Count, ...]
     """Tokens that end an answer."""
 
@@ -125,23 +145,29 @@ class ShardAssignment(Message):
 
     type = MessageType.SHARD_ASSIGNMENT
     kind: Kind
+    """The work to do."""
     shard: Count
+    """Number of the shard."""
     step: Count
+    """Step, counted from 0."""
     epoch: Count
+    """Epoch whose order of samples counts."""
     start: Count
+    """First sample of the shard."""
     stop: Count
+    """Sample after its last one."""
     missing_blocks: tuple[Count, ...] | None = None
-    """Only these blocks are still missing (a re-dealt shard); None for all."""
+    """Blocks still missing of a reassigned shard; null: all."""
     global_batch_size: Count = 0
     """Samples of the whole step."""
     flush_residuals: bool = False
     """Whether to send all residuals, as bf16."""
     inner_batch_size: Count = 0
-    """Of a round: samples of one inner step, about."""
+    """Samples of one inner step of a round, about."""
     time_limit: Seconds | None = None
-    """Of a round: seconds after which no further inner step is begun; None for no limit."""
+    """Seconds after which a round begins no further inner step; null: none."""
     generation_request: GenerationRequest | None = None
-    """The prompts to `generate` for."""
+    """The prompts to generate for."""
 
 
 class PartialShard(Message):
@@ -149,7 +175,9 @@ class PartialShard(Message):
 
     type = MessageType.PARTIAL_SHARD
     shard: Count
+    """Number of the shard."""
     samples: Count
+    """Finished samples, from its first one on."""
 
 
 class ShardResult(Message):
@@ -157,26 +185,29 @@ class ShardResult(Message):
 
     type = MessageType.SHARD_RESULT
     shard: Count
+    """Number of the shard."""
     loss_sum: float | None
-    """None when the loss is NaN or Inf, which JSON cannot say."""
+    """Sum of the losses; null: NaN or Inf."""
     weight: Count
+    """Samples, or target tokens, of the shard."""
     tokens: Count
+    """Tokens that were computed."""
     compute_seconds: Seconds
     """Seconds in forward and backward, without waiting and exchange."""
     overlap_seconds: Seconds = 0.0
-    """Of these, the seconds after the first gradient was handed over: they hide the exchange."""
+    """Seconds of these after the first gradient was sent."""
     watts: Watts | None = None
-    """Mean power of the worker's host since its last reading; None: nothing measures it."""
+    """Mean power of the host since its last reading; null: unknown."""
     residual_norm: Size = 0.0
-    """The L2 norm of what the worker owes after this shard: what is lost with it."""
+    """L2 norm of the residual that the worker keeps after this shard."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
-    """`confusion[label][prediction]`, for evaluation of a classifier."""
+    """`confusion[label][prediction]` of a classifier's validation."""
     rewards: tuple[Figure, Figure, Count] | None = None
-    """Of pairs: `trainer.data.metrics.Rewards`; None also if one is no `Figure`."""
+    """Sums over preference pairs: `trainer.data.metrics.Rewards`."""
     figures: Annotated[tuple[Named, ...], Field(max_length=MOST_FIGURES)] = ()
-    """Of a script's validation: sums over the samples by name."""
+    """Sums of a script's own figures, by name."""
     answers: tuple[tuple[Count, ...], ...] | None = None
-    """New tokens of each prompt of the `generation_request`."""
+    """New tokens of each prompt of the request."""
 
 
 class StepCommit(Message):
@@ -184,16 +215,21 @@ class StepCommit(Message):
 
     type = MessageType.STEP_COMMIT
     step: Count
+    """Step, counted from 0."""
     loss: float | None
-    """None: no token of the step was learned."""
+    """Mean loss; null: no token of the step was learned."""
     grad_norm: Size
+    """Norm of the averaged gradient."""
     clip_scale: Size
+    """Factor for the averaged gradient."""
     learning_rate: Size
+    """Learning rate of this update."""
     report_weights: bool
     """Whether to answer with a WeightsReport."""
     residuals_flushed: bool = True
-    """Whether no residual is left now; a worker drops what it could not send."""
+    """Whether no residual is left; a worker drops its own."""
     next_assignment: ShardAssignment | None
+    """The next shard; null: none yet."""
 
 
 class WeightsReport(Message):
@@ -201,7 +237,9 @@ class WeightsReport(Message):
 
     type = MessageType.WEIGHTS_REPORT
     step: Count
+    """Step after which these are the weights, counted from 0."""
     digest: Text
+    """BLAKE3 of the weights."""
 
 
 class ReadProgress(BaseModel):
@@ -209,10 +247,11 @@ class ReadProgress(BaseModel):
 
     model_config = _STRICT
     rank: Rank | None
-    """As in its request to join; None of the coordinator."""
+    """Rank as in the request to join; null: of the coordinator."""
     host: Line
+    """Name of the host."""
     count: Count
-    """Rows and bytes that it has read so far: it makes progress while this grows."""
+    """Rows and bytes read so far; it grows."""
     description: Annotated[str, Field(max_length=300), AfterValidator(sanitize_text)]
     """The same for people."""
 
@@ -229,7 +268,7 @@ class Heartbeat(Message):
 
     type = MessageType.HEARTBEAT
     read_progress: ReadProgress | None = None
-    """Of a worker that has not joined, or of the coordinator before it serves."""
+    """Progress of a process that reads its data before it joins or serves."""
 
 
 class Leave(Message):
@@ -237,6 +276,7 @@ class Leave(Message):
 
     type = MessageType.LEAVE
     reason: Text
+    """Why the worker leaves."""
 
 
 class Shutdown(Message):
@@ -244,10 +284,12 @@ class Shutdown(Message):
 
     type = MessageType.SHUTDOWN
     reason: Text
+    """Why the run is over."""
     exit_code: Annotated[int, Field(ge=0, le=255)]
+    """Exit code of the worker."""
 
 
-_BY_TYPE: dict[MessageType, type[Message]] = {
+BY_TYPE: dict[MessageType, type[Message]] = {
     message.type: message
     for message in (
         JoinRequest,
@@ -273,7 +315,7 @@ def parse_message(frame: Frame) -> Message:
         ProtocolError: the payload is not exactly such a message.
     """
     try:
-        return _BY_TYPE[frame.type].model_validate_json(bytes(frame.payload))
+        return BY_TYPE[frame.type].model_validate_json(bytes(frame.payload))
     except KeyError:
         raise ProtocolError(f"{frame.type.name} is not a control message") from None
     except ValidationError as error:

@@ -11,9 +11,9 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from launcher.cli import run
-from launcher.views.dashboard.prometheus import CONTENT_TYPE
 from tests.launcher.views.dashboard.recorded_run import (
     BEGAN,
     HOSTILE,
@@ -37,7 +37,7 @@ def test_a_run_is_what_status_shows_and_only_new_records_follow(tmp_path: Path) 
         ]
         assert [host["name"] for host in overview["hosts"]] == ["localhost"]
         status, headers, text = server.get("metrics")
-        assert (status, headers["content-type"]) == (200, CONTENT_TYPE)
+        assert (status, headers["content-type"]) == (200, CONTENT_TYPE_PLAIN_0_0_4)
         assert f'motley_run_loss{{run="{RUN_ID}"}} 0.2\n' in text
         tree = server.json(f"api/runs/{RUN_ID}")
         done = subprocess.run(

@@ -34,7 +34,7 @@ def answer(sample: int, prompt: Any = "a question", text: str = "an answer") -> 
 
 def rewritten(rows: int = 1, **columns: Any) -> bytes:
     """Return a shard's file with other columns, as pyarrow writes it by itself."""
-    told = {"motley.dataset": "abc", "motley.shard": json.dumps(asdict(PLAN)), "motley.blank": "[]"}
+    told = {"motley.dataset": "abc", "motley.shard": json.dumps(asdict(PLAN)), "motley.empty": "[]"}
     schema = pq.ParquetFile(pa.BufferReader(encode_answers("abc", PLAN, [answer(0)]))).schema_arrow
     row = pq.read_table(pa.BufferReader(encode_answers("abc", PLAN, [answer(0)]))).to_pylist()[0]
     tree = {name: columns.get(name, [row[name]] * rows) for name in schema.names}
