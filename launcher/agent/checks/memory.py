@@ -256,7 +256,7 @@ def _suggest_rows(
 
 @dataclass(frozen=True)
 class HostSpeeds:
-    """What was measured on a host."""
+    """Measurements of a host."""
 
     read: float | None
     """Bytes a second at which its disk reads a model; None: the model is not there."""
