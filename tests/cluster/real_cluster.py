@@ -325,7 +325,7 @@ class Cluster:
         for step in steps:
             first = (step["step"] - 1) * BATCH % SAMPLES
             expected = range(first, min(first + BATCH, SAMPLES))
-            assert _taken(step) == list(expected), f"step {step['step']}: {step['samples']}"
+            assert _taken(step) == list(expected), f"step {step['step']}: {step['sample_ranges']}"
         proof = self.events("verified")[-1]
         assert proof["at_step"] == total
         if ranks is not None:

@@ -50,7 +50,7 @@ def ledger(steps: Sequence[Mapping[str, Any]], samples: int, batch: int) -> Chec
         first = (step["step"] - 1) * batch % samples
         taken = [at for _, start, stop in step["sample_ranges"] for at in range(start, stop)]
         if sorted(taken) != list(range(first, min(first + batch, samples))):
-            return Check("ledger", False, f"step {step['step']}: samples {step['samples']}")
+            return Check("ledger", False, f"step {step['step']}: samples {step['sample_ranges']}")
     epochs = len(steps) * batch / samples
     return Check("ledger", True, f"{len(steps)} steps, {epochs:.1f} epochs, each sample once")
 

@@ -392,7 +392,7 @@ def test_a_reused_pid_is_never_taken_for_the_keeper(run_id: str, tmp_path: Path)
     assert me is not None
     for stranger in ({"start": me.start - 1}, {"boot": "another-boot"}):
         identity = {"pid": me.pid, "start": me.start, "boot": me.boot, **stranger}
-        path.write_text(json.dumps({**tree, "state": "running", "keeper": identity}))
+        path.write_text(json.dumps({**tree, "state": "running", "supervisor": identity}))
         assert supervisor.read_state(process).state == "lost"
         supervisor.stop_processes([process], 0.0)  # would kill this very test
         assert not send_signal(ProcessIdentity(**identity), signal.SIGKILL)

@@ -253,9 +253,9 @@ class ExactProblem:
             at = self.plan.find_samples(step)
             covered = at.start
             for _, start, stop in event["sample_ranges"]:
-                assert start == covered < stop, f"step {step}: samples {event['samples']}"
+                assert start == covered < stop, f"step {step}: samples {event['sample_ranges']}"
                 covered = stop
-            assert covered == at.stop, f"step {step}: samples {event['samples']}"
+            assert covered == at.stop, f"step {step}: samples {event['sample_ranges']}"
             assert event["loss"] == self.step_loss(step)
             assert event["grad_norm"] == self.norms[step]
             assert applied == step + 1

@@ -69,7 +69,7 @@ class LossyProblem(ExactProblem):
             at = self.plan.find_samples(event["step"] - 1)
             covered = at.start
             for _, start, stop in event["sample_ranges"]:
-                assert start == covered < stop, f"samples {event['samples']}"
+                assert start == covered < stop, f"samples {event['sample_ranges']}"
                 covered = stop
             assert covered == at.stop
             assert event["loss"] == self.step_loss(event["step"] - 1)
