@@ -122,11 +122,11 @@ def _link(answers: dict[str, Any]) -> dict[str, Any]:
     if answers["is_coordinator"]:
         return {"note": "coordinator"}
     found = _measured(answers["link"])
-    if found.get("up") and found.get("down"):
+    if found.get("upload_rate") and found.get("download_rate"):
         return {
             "round_trip_ms": round(1000 * found["round_trip"], 3),
-            "to_mbit_s": round(found["up"] / 1e6),
-            "from_mbit_s": round(found["down"] / 1e6),
+            "to_mbit_s": round(found["upload_rate"] / 1e6),
+            "from_mbit_s": round(found["download_rate"] / 1e6),
         }
     return {"error": found.get("error") or f"link {found.get('stage')}: {found.get('detail')}"}
 

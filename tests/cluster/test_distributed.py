@@ -96,7 +96,7 @@ def test_the_budget_guard_ends_all_ranks_and_a_higher_ceiling_goes_on(hands: Han
     assert sum(line["cost"] for line in spent) == pytest.approx(
         hands.status["budget"]["spent"], abs=1e-5
     )
-    assert [line["step"] for line in spent if line.get("end")] == [
+    assert [line["step"] for line in spent if line.get("is_final")] == [
         status["step"],
         hands.status["step"],
     ]

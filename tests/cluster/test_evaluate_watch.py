@@ -101,7 +101,8 @@ class Trainee:
     def at_work(self, checkpoint: Path, name: str, timeout: float) -> Iterator[Process]:
         """Start a runner that stays between its claim and its result until the context ends.
 
-        It cannot pin the checkpoint, which a lock says is being removed.
+        It cannot pin the checkpoint, which a lock says is being removed. That it has opened it
+        shows that the claim is its own: the lease's file is there a moment before.
         """
         lock = os.open(checkpoint, os.O_RDONLY)
         try:
@@ -109,7 +110,8 @@ class Trainee:
             process = self.runner(name, timeout=timeout)
 
             def has_claim() -> bool:
-                return any(runner == name for _, runner in self.holders())
+                claimed = any(runner == name for _, runner in self.holders())
+                return claimed and str(checkpoint) in _open_files(process)
 
             wait_for(has_claim, f"{name} has a claim", self)
             yield process

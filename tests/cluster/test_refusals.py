@@ -49,8 +49,8 @@ def test_workers_of_another_job_are_refused(cluster: Cluster) -> None:
         ("another model", stranger("model", model__path=other_model(cluster))),
         ("another data", stranger("data", data__train=other_data(cluster))),
         ("another run", stranger("run-id", run_id="another-runs")),
-        ("another version of Motley", stranger("version", "--claim", "version:0.0.1")),
-        ("another gradient layout", stranger("layout", "--claim", "layout:abc")),
+        ("another version of Motley", stranger("version", "--claim", "motley_version:0.0.1")),
+        ("another gradient layout", stranger("layout", "--claim", "layout_digest:abc")),
         ("protocol version", stranger("protocol", "--protocol", "8")),
     ]
     for reason, worker in refused:

@@ -80,7 +80,7 @@ def test_a_worker_stops_and_another_is_cut_off_in_the_middle_of_a_round(cluster:
 
 def kill_after(cluster: Cluster, coordinator: Process, verified: int, saved: int) -> None:
     """Kill the coordinator once a step's weights were compared and a checkpoint is whole."""
-    cluster.wait_event("verified", at=verified)
+    cluster.wait_event("verified", at_step=verified)
     manifest = cluster.output / "checkpoints" / f"step-{saved:06}" / "manifest.json"
     wait_for(manifest.exists, f"the checkpoint of step {saved}", cluster)
     coordinator.signal(signal.SIGKILL)

@@ -46,7 +46,7 @@ def assert_halted(cluster: SimulatedCluster, step: int) -> str:
     """Check that the run ended at `step` without its update, for everyone, and return why."""
     assert cluster.end.exit_code == 5
     assert cluster.named("halted") == [
-        {"event": "halted", "reason": cluster.end.reason, "nan": True}
+        {"event": "halted", "reason": cluster.end.reason, "non_finite": True}
     ]
     assert "\n" not in cluster.end.reason
     assert cluster.step == step, "no update was applied"

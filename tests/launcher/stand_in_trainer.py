@@ -36,7 +36,7 @@ def write_status(
         "loss": 1.0,
         "tokens_per_second": 10.0,
         "workers": [{"rank": rank, "state": "active", "samples": 4} for rank in joined],
-        "card": list(card),
+        "summary": list(card),
         "updated": time.time(),
     }
     temporary = output / "status.tmp"

@@ -54,7 +54,7 @@ def test_a_link_is_measured_both_ways_and_the_listener_ends_by_itself() -> None:
     target = {"address": "127.0.0.1", "port": free_port(), "token": "one of this play"}
     listener = ask("listen", {**target, "peers": ["lambda"], "deadline": 30})
     answer = answer_of(ask("connect", {**target, "name": "lambda", "deadline": 30}))
-    assert json.loads(answer_of(listener)["stdout"])["heard"] == ["lambda"]
+    assert json.loads(answer_of(listener)["stdout"])["connected"] == ["lambda"]
     link = host_report("lambda", "lspci-no-card.txt", link=answer)["link"]
     assert link["to_mbit_s"] > 0
     assert link["from_mbit_s"] > 0
@@ -101,7 +101,9 @@ def host_report(host: str, lspci: str, sha256: str = "ab" * 32, **answers: Any) 
         "pythons": [{"rc": 2, "msg": "none"}, {"rc": 0, "stdout": "Python 3.11.2"}],
         "installed": json.dumps({"version": "0.1.0", "sha256": sha256}),
         "share": {"stdout": json.dumps({"status": "ok", "detail": "/srv, 12 ms", "remedy": ""})},
-        "link": {"stdout": json.dumps({"round_trip": 2e-4, "up": 941e6, "down": 938e6})},
+        "link": {
+            "stdout": json.dumps({"round_trip": 2e-4, "upload_rate": 941e6, "download_rate": 938e6})
+        },
         "clock": {"offset": -0.004, "uncertainty": 0.012},
         "synchronized": {"stdout": "yes"},
         "links_skipped": "",

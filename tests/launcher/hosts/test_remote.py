@@ -191,7 +191,7 @@ def test_what_is_no_agent_is_quoted(
 
 
 def test_an_agent_of_another_version_is_refused_with_what_to_do(speak: Speak) -> None:
-    code = "print(HELLO.replace('agent/1', 'agent/9')); import sys; sys.stdin.read()"
+    code = "print(HELLO.replace('agent/2', 'agent/9')); import sys; sys.stdin.read()"
     with pytest.raises(PreflightError, match=r"speaks motley.agent/9.*launch cluster push"):
         RemoteConnection("far", lambda: AgentLink("far", speak(code))).open_link()
 

@@ -317,9 +317,9 @@ def test_a_dead_host_does_not_hold_up_the_picture(
     looking = Telemetry(RunMonitor(run))
     looking.start()
     try:
-        wait_for(lambda: "intel" in looking.latest().gauges, "gauges")
-        wait_for(lambda: looking.latest().view.processes[worker.name].is_over, "the end")
-        latest = looking.latest()
+        wait_for(lambda: "intel" in looking.get_snapshot().gauges, "gauges")
+        wait_for(lambda: looking.get_snapshot().view.processes[worker.name].is_over, "the end")
+        latest = looking.get_snapshot()
         assert list(latest.gauges) == ["intel"]
         assert latest.gauges["intel"]["cpu"].memory_total
         assert latest.view.processes["worker-1"].state == "unreachable"
@@ -339,7 +339,7 @@ def test_a_run_without_ranks_goes_by_names(run: Run) -> None:
     )
     view = snapshot(replace(run, plan=plan)).view
     says = {"teacher-0": {"state": "waiting", "shards_done": 3, "shards": 12}}
-    lines = drawn(replace(snapshot(run), view=replace(view, beats=says)), 80)
+    lines = drawn(replace(snapshot(run), view=replace(view, reports=says)), 80)
     table = lines[next(i for i, line in enumerate(lines) if "HOST" in line) :]
     assert table[0].split()[0] == "NAME"
     assert [line.split()[0] for line in table[1:3]] == ["student", "teacher-0"]

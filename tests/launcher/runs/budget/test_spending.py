@@ -45,7 +45,7 @@ def line(run: str, host: str, until: float, money: float, **more: Any) -> SpendR
 
 LINES = [
     line("first", "a", 0.5 * DAY, 1.0),
-    line("first", "b", 0.5 * DAY, 2.0, measured=3600.0),
+    line("first", "b", 0.5 * DAY, 2.0, measured_seconds=3600.0),
     line("second", "a", 1.5 * DAY, 4.0),
     line("second", "a", 1.6 * DAY, 8.0, currency="USD"),
 ]
