@@ -118,9 +118,9 @@ def our_product(device: Device, product: Product, variant: Variant) -> Callable[
     """Return a function that multiplies once and waits for the result."""
     m, n, k = product.m, product.n, product.k
     kind: Kind = product.kind_b
-    a = device.array((k, m) if product.trans_a else (m, k))
-    b = device.array((n, k) if product.trans_b else (k, n), kind)
-    c = device.array((m, n))
+    a = device.create_array((k, m) if product.trans_a else (m, k))
+    b = device.create_array((n, k) if product.trans_b else (k, n), kind)
+    c = device.create_array((m, n))
     graph = Graph(device)
     gemm(
         graph,

@@ -164,13 +164,13 @@ def step(replica: Replica, batch: Sequence[Encoded]) -> float:
 def encode_milliseconds(device: Device) -> float:
     """Return the best time to encode 3,900 dispatches of one small kernel on changing arrays."""
     graph = Graph(device)
-    arrays: list[Array] = [device.array((64,)) for _ in range(64)]
+    arrays: list[Array] = [device.create_array((64,)) for _ in range(64)]
     for number in range(DISPATCHES):
         copy(graph, arrays[number % 63], arrays[number % 63 + 1])
     graph.run()
     best = math.inf
     for _ in range(5):
-        encoder = device.encoder()
+        encoder = device.create_encoder()
         began = time.perf_counter()
         graph.encode(encoder)
         best = min(best, time.perf_counter() - began)

@@ -108,7 +108,7 @@ cli = LazyGroup(
 )
 
 
-def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
         click.echo(f"motley {__version__}")
         context.exit()
@@ -120,7 +120,7 @@ cli.params.append(
         is_flag=True,
         expose_value=False,
         is_eager=True,
-        callback=_version,
+        callback=_print_version,
         help="Show the version and exit.",
     )
 )
@@ -142,7 +142,7 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as error:
         from trainer.config.usage import usage_line
 
-        return _fail(arguments, usage_line(error, arguments, _keys), 2)
+        return _fail(arguments, usage_line(error, arguments, _list_setting_keys), 2)
     except (click.Abort, KeyboardInterrupt):
         return InterruptedStartError.exit_code
     except BrokenPipeError:
@@ -160,7 +160,7 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _keys(options: list[str]) -> list[str]:
+def _list_setting_keys(options: list[str]) -> list[str]:
     from trainer.config import distill_job
     from trainer.config import run as run_config
 

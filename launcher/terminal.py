@@ -30,7 +30,7 @@ def note(line: str) -> None:
 
 
 @contextlib.contextmanager
-def redrawing(report: Callable[[str], None]) -> Generator[Callable[[str], None]]:
+def redraw_line(report: Callable[[str], None]) -> Generator[Callable[[str], None]]:
     """Yield what replaces one line on a terminal, whose last content stays; else `report`."""
     if not _moves_cursor():
         yield report
@@ -55,7 +55,7 @@ def _moves_cursor() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def working(what: str) -> AbstractContextManager[None]:
+def show_progress(what: str) -> AbstractContextManager[None]:
     """Note what takes longer than a second, on a terminal; a pipe or a log gets nothing."""
     if not sys.stderr.isatty():
         return contextlib.nullcontext()

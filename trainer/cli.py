@@ -87,7 +87,7 @@ def main() -> None:
     except click.ClickException as error:
         from trainer.config.usage import usage_line
 
-        _end(usage_line(error, sys.argv[1:], _keys), InputError.exit_code)
+        _end(usage_line(error, sys.argv[1:], _list_setting_keys), InputError.exit_code)
     except (click.Abort, KeyboardInterrupt):
         exit_process(130)
     except TrainerError as error:
@@ -98,9 +98,9 @@ def main() -> None:
             _end(fault, InputError.exit_code)
         if not is_out_of_memory(error):
             raise
-        said = " ".join(str(error).split()) or type(error).__name__  # torch's has several lines
+        message = " ".join(str(error).split()) or type(error).__name__  # torch's has several lines
         _end(
-            f"this host has not enough memory ({said}); lower training.micro_batch_size or"
+            f"this host has not enough memory ({message}); lower training.micro_batch_size or"
             " data.max_seq_len, use method lora, or end other programs",
             DoesNotFitError.exit_code,
         )
@@ -112,7 +112,7 @@ def _end(message: str, code: int, details: Sequence[str] = ()) -> NoReturn:
     exit_process(code)
 
 
-def _keys(options: list[str]) -> list[str]:
+def _list_setting_keys(options: list[str]) -> list[str]:
     from trainer.config.run import setting_keys
 
     return setting_keys() if "--set" in options else []

@@ -67,14 +67,14 @@ def init_model(data: Path, output: Path, sizes: ModelSizes | None = None, seed: 
     """
     sizes = sizes or ModelSizes()
     check_new(output)
-    tokenizer = train_tokenizer(_texts(data), sizes.vocab_size)
+    tokenizer = train_tokenizer(_iter_texts(data), sizes.vocab_size)
     config = model_config(sizes, tokenizer)
     weights = random_weights(config, seed)
     files: dict[str, Iterable[bytes | memoryview]] = {
-        "config.json": [_pretty(config)],
-        "generation_config.json": [_pretty({"eos_token_id": 0, "pad_token_id": 1})],
+        "config.json": [_format_json(config)],
+        "generation_config.json": [_format_json({"eos_token_id": 0, "pad_token_id": 1})],
         "tokenizer.json": [tokenizer.to_str(pretty=True).encode()],
-        "tokenizer_config.json": [_pretty(tokenizer_config(sizes.max_position_embeddings))],
+        "tokenizer_config.json": [_format_json(tokenizer_config(sizes.max_position_embeddings))],
         "model.safetensors": iter_safetensors(weights, {"format": "pt"}),
     }
     return write_new(output, files)
@@ -143,12 +143,12 @@ def tokenizer_config(max_length: int) -> dict[str, Any]:
     }
 
 
-def _texts(data: Path) -> Iterator[str]:
+def _iter_texts(data: Path) -> Iterator[str]:
     for sample in read_samples(data, "causal-lm"):
         yield from filter(None, (sample.prompt, sample.text))
         for message in sample.messages:
             yield message.content
 
 
-def _pretty(tree: dict[str, Any]) -> bytes:
+def _format_json(tree: dict[str, Any]) -> bytes:
     return (json.dumps(tree, indent=2) + "\n").encode()

@@ -142,7 +142,7 @@ class PrintingRecorder:
         """Print an event."""
         say(**event)
 
-    def step(self, event: Step) -> None:
+    def log_step(self, event: Step) -> None:
         """Print a step, and with it the processor time so far."""
         say(event="step", **vars(event), cpu=time.process_time())
 

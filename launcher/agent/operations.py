@@ -149,7 +149,7 @@ def read_free_disk(path: str) -> int:
 def spawn_process(argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
     """Start a process that outlives this one: no terminal, no stdin, output to `log`."""
     with Path(log).open("ab") as output:
-        keeper = subprocess.Popen(
+        process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -158,7 +158,7 @@ def spawn_process(argv: Sequence[str], env: Mapping[str, str], log: str) -> None
             env={**os.environ, **env},
             start_new_session=True,
         )
-    _CHILDREN.append(keeper)
+    _CHILDREN.append(process)
 
 
 @operation("is_alive")

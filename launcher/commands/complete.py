@@ -31,10 +31,12 @@ def _without_errors(names: Callable[[click.Context], list[str]]) -> Offer:
 
 
 def _or_files(offer: Offer) -> Offer:
-    def both(context: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
+    def offer_with_files(
+        context: click.Context, parameter: click.Parameter, text: str
+    ) -> list[CompletionItem]:
         return [CompletionItem(text, type="file"), *offer(context, parameter, text)]
 
-    return both
+    return offer_with_files
 
 
 def _local_runs() -> list[Any]:

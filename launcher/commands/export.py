@@ -72,10 +72,10 @@ def export(
     from launcher.export.bundle import export_run
     from launcher.export.outgoing import new_run, own_run
     from launcher.export.target import parse_target, target_of
-    from launcher.runs.up import look_around
+    from launcher.runs.up import survey_hosts
     from launcher.views import render
 
-    target = target_of(look_around(cluster.hosts).hosts) if text is None else parse_target(text)
+    target = target_of(survey_hosts(cluster.hosts).hosts) if text is None else parse_target(text)
     order = config_order(**described)
     outgoing = (
         new_run(order) if run_id is None else own_run(cluster.find_runs_registry(), run_id, order)

@@ -94,9 +94,9 @@ def print_distillation_plan(
     from trainer.planning.teachers import WINDOW
 
     seats = (
-        teaching.surveyed_seats(inventory)
+        teaching.survey_devices(inventory)
         if text is None
-        else teaching.described_seats(parse_cluster(text))
+        else teaching.read_described_devices(parse_cluster(text))
     )
     given, measured = teaching.read_rates(rates, seats.found)
     request = teaching.DistillationRequest(
@@ -105,7 +105,7 @@ def print_distillation_plan(
         tokens=tokens,
         length=length if _is_given("length") else WINDOW,
         kept=kept,
-        seats=seats,
+        devices=seats,
         given=given,
         measured=measured,
     )

@@ -13,7 +13,7 @@ from launcher.agent.operations import (
     detect_devices,
     read_free_disk,
 )
-from launcher.discovery.candidates import Candidate, Source, host_name
+from launcher.discovery.candidates import Candidate, Source, choose_host_name
 from launcher.errors import LauncherError, UnreachableError
 from launcher.files import MANAGED_STATE
 from launcher.hosts import ssh
@@ -149,10 +149,10 @@ def _with_names(found: Sequence[FoundMachine]) -> list[FoundMachine]:
     taken: set[str] = set()
     named: list[FoundMachine] = []
     for one in sorted(found, key=lambda one: _RANK[one.sources[0]]):
-        wishes = [one.name]
+        candidates = [one.name]
         if one.sources[0] == "address":
-            wishes.insert(0, one.machine.hostname.partition(".")[0])
-        name = one.name if one.sources[0] == "inventory" else host_name(wishes, taken)
+            candidates.insert(0, one.machine.hostname.partition(".")[0])
+        name = one.name if one.sources[0] == "inventory" else choose_host_name(candidates, taken)
         taken.add(name)
         named.append(replace(one, host=replace(one.host, name=name)))
     return named

@@ -124,11 +124,12 @@ def merge_candidates(candidates: Sequence[Candidate]) -> list[Candidate]:
     return merged
 
 
-def host_name(wishes: Iterable[str], taken: Iterable[str]) -> str:
+def choose_host_name(candidates: Iterable[str], taken: Iterable[str]) -> str:
     """Return the first wish that can be an inventory's name, with a number if it is taken."""
     used = set(taken)
-    wish = next(
-        (w for wish in wishes if _NAME.fullmatch(w := wish.strip()) and w != "localhost"), "host"
+    chosen = next(
+        (w for wish in candidates if _NAME.fullmatch(w := wish.strip()) and w != "localhost"),
+        "host",
     )
-    numbers = (f"{wish}-{number}" for number in range(2, len(used) + 3))
-    return next(name for name in (wish, *numbers) if name not in used)
+    numbers = (f"{chosen}-{number}" for number in range(2, len(used) + 3))
+    return next(name for name in (chosen, *numbers) if name not in used)

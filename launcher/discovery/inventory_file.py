@@ -126,12 +126,12 @@ def _find_host_path(text: YamlText, name: str) -> tuple[str, ...]:
     """Return the path of a host's mapping: below `hosts` of `all`, or of the group that has it."""
 
     def search(path: tuple[str, ...]) -> tuple[str, ...] | None:
-        if name in text.keys((*path, "hosts")):
+        if name in text.list_keys((*path, "hosts")):
             return (*path, "hosts", name)
-        inner = ((*path, "children", group) for group in text.keys((*path, "children")))
+        inner = ((*path, "children", group) for group in text.list_keys((*path, "children")))
         return next((found for place in inner if (found := search(place))), None)
 
-    for top in ("all", *text.keys(())):
+    for top in ("all", *text.list_keys(())):
         if found := search((top,)):
             return found
     return ("all", "hosts", name)  # by a pattern such as w[1:3]: its own line beside it

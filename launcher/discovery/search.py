@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.discovery.asking import FoundMachine, RefusedMachine, ask_all, shared_keys
 from launcher.discovery.candidates import (
     Candidate,
-    host_name,
+    choose_host_name,
     merge_candidates,
     parse_address,
     ssh_config_hosts,
@@ -23,7 +23,7 @@ from launcher.errors import ConfigError, LauncherError, PreflightError, Unreacha
 from launcher.hosts import ssh
 from launcher.hosts.fleet import AT_ONCE, ask_each
 from launcher.inventory.hosts import Host, load_inventory
-from launcher.terminal import working
+from launcher.terminal import show_progress
 
 _RESOLVING = 60.0
 """Seconds for `ssh -G` of all candidates, each of which has its own deadline."""
@@ -81,7 +81,7 @@ def discover_machines(search: Search) -> Discovery:
     if not candidates:
         why = f"{blocked}; " if blocked else "nothing announced itself by mDNS; "
         raise UnreachableError(f"no machine found: {why}give addresses: launch discover ADDRESS...")
-    with working("asking the machines what they have"):
+    with show_progress("asking the machines what they have"):
         found, refused = ask_all(merge_candidates(_resolve_candidates(candidates)))
     found, refused = _match_known_hosts(found, refused, known)
     problems: list[LauncherError] = [PreflightError(line) for line in shared_keys(found)]
@@ -95,7 +95,7 @@ def discover_machines(search: Search) -> Discovery:
             )
         )
     elif search.links and not alike:
-        with working("measuring the links"):
+        with show_progress("measuring the links"):
             links = measure_links(found, search.port)
     problems += [one.error for one in refused if one.is_error]
     problems += [PreflightError(link.summary) for link in links if link.problem]
@@ -126,7 +126,7 @@ def _known_hosts(inventory: Path | None) -> tuple[Host, ...]:
         raise ConfigError(f"--write {inventory}: there is no folder {inventory.parent}")
     if not inventory.exists():
         return ()
-    with working("reading the inventory"):
+    with show_progress("reading the inventory"):
         return load_inventory(inventory)
 
 
@@ -144,7 +144,7 @@ def _list_candidates(search: Search, known: Sequence[Host]) -> tuple[list[Candid
     announced: list[Announcement] = []
     blocked = ""
     if search.mdns:
-        with working("listening for machines"):
+        with show_progress("listening for machines"):
             announced, blocked = browse_announcements(search.seconds)
     aliases = ssh_config_hosts(config) if config is not None else []
     candidates += [
@@ -158,7 +158,7 @@ def _list_candidates(search: Search, known: Sequence[Host]) -> tuple[list[Candid
 def _announced_candidate(one: Announcement, user: str | None, args: tuple[str, ...]) -> Candidate:
     address = one.addresses[0]
     host = Host(
-        name=host_name((one.name, address), ()),
+        name=choose_host_name((one.name, address), ()),
         address=address,
         user=user,
         ssh_port=None if one.port == 22 else one.port,
@@ -212,7 +212,7 @@ def _match_known_hosts(
             if one.name in silent and not ssh.is_changed_key(silent[one.name].error):
                 moved.add(one.name)
             else:  # another machine of that name
-                name = host_name((one.name,), (*names, *(o.name for o in found)))
+                name = choose_host_name((one.name,), (*names, *(o.name for o in found)))
                 one = replace(one, host=replace(one.host, name=name))
         kept.append(one)
     return kept, [

@@ -41,7 +41,7 @@ class YamlText:
         node = self._find_node(path)
         return None if node is None else _plain_value(node)
 
-    def keys(self, path: Sequence[str]) -> list[str]:
+    def list_keys(self, path: Sequence[str]) -> list[str]:
         """Return the keys of the mapping at a path; none where there is not a mapping."""
         node = self._find_node(path)
         entries: list[tuple[yaml.Node, yaml.Node]] = []

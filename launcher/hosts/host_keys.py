@@ -75,12 +75,12 @@ class HostKeys:
         ours = f"its host key {key.fingerprint}"
         least = int(self._route.first_value("requiredrsasize") or 0)  # paramiko has no such bound
         if kind == "ssh-rsa" and key.get_bits() < least:
-            raise self._refusal(
+            raise self._make_refusal(
                 f"{ours} has {key.get_bits()} bits, fewer than ssh's RequiredRSASize {least}; give "
                 f"{self._name} a longer one"
             )
         if self._is_revoked(kind, text):
-            raise self._refusal(
+            raise self._make_refusal(
                 f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so it may be "
                 f"compromised; give {self._name} another key"
             )
@@ -89,7 +89,7 @@ class HostKeys:
             return
         if self.known:
             old = next((entry for entry in self.known if entry.kind == kind), self.known[0])
-            raise self._refusal(
+            raise self._make_refusal(
                 f"{CHANGED}: {old.file}:{old.line} has another key than the {key.fingerprint} it "
                 f"shows; it was reinstalled, or the connection is intercepted. Compare {_COMPARE}; "
                 "if it is right, remove the old key: "
@@ -105,7 +105,7 @@ class HostKeys:
         by = f"{signed[0].file}:{signed[0].line}" if signed else ""
         note = f"; the authority in {by} is for ssh alone (docs/ssh.md)" if by else ""
         short = kind.removeprefix("ssh-").partition("-")[0].upper()
-        raise self._refusal(
+        raise self._make_refusal(
             f"{ours} ({short}) is not known yet as {self._name}{note}; compare it {_COMPARE}, "
             f"then {accept}"
         )
@@ -127,14 +127,14 @@ class HostKeys:
         if revoked or (known and all(entry.key != key for entry in known)):
             old = next(entry for entry in entries if entry.marker != "@cert-authority")
             says = "revokes it" if revoked else "has another"
-            raise self._refusal(
+            raise self._make_refusal(
                 f"CheckHostIP: its host key is known as {self._name}, but {old.file}:{old.line} "
                 f"{says} for {address}: its name may lead to another machine now. Compare "
                 f"{_COMPARE}; if it is right: ssh-keygen -R {shlex.quote(name)} -f "
                 f"{shlex.quote(old.file)}"
             )
 
-    def _refusal(self, why: str) -> UnreachableError:
+    def _make_refusal(self, why: str) -> UnreachableError:
         return UnreachableError(f"{self._where}: {why}")
 
     def _is_revoked(self, kind: str, key: str) -> bool:
@@ -146,7 +146,7 @@ class HostKeys:
         try:
             return _is_listed(Path(file).expanduser(), kind, key)
         except (OSError, ValueError) as error:  # ssh, too, trusts no key then
-            raise self._refusal(f"RevokedHostKeys: {file}: {plain_reason(error)}") from None
+            raise self._make_refusal(f"RevokedHostKeys: {file}: {plain_reason(error)}") from None
 
     def _record_key(self, key: str, ours: str) -> None:
         path, name = Path(self._files[0]), self._name
@@ -161,7 +161,9 @@ class HostKeys:
                 line = f"{name} {key}\n".encode()
                 file.write(line if file.read() in (b"", b"\n") else b"\n" + line)
         except OSError as error:
-            raise self._refusal(f"{ours} cannot be written to {path}: {error.strerror}") from None
+            raise self._make_refusal(
+                f"{ours} cannot be written to {path}: {error.strerror}"
+            ) from None
 
 
 def _is_listed(path: Path, kind: str, key: str) -> bool:

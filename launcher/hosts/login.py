@@ -245,8 +245,8 @@ class Login:
             return f"{target}: {getattr(error, 'strerror', None) or error}"
         greeting = transport.remote_version
         if not greeting:
-            said = self._greeting.split(b"\n")[0].decode(errors="replace").strip()
-            why = f"it says {said!r}" if said else "nothing came"
+            banner = self._greeting.split(b"\n")[0].decode(errors="replace").strip()
+            why = f"it says {banner!r}" if banner else "nothing came"
             late = f"no SSH greeting came within {CONNECT_TIMEOUT} s ({why})"
             return f"{late}; is that port sshd's, and not overloaded?"
         if isinstance(error, OSError | EOFError):

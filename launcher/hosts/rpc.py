@@ -132,11 +132,11 @@ class AgentLink:
             self._send_frame({"id": number, "op": operation, "args": dict(arguments)}, deadline)
             frame = answer.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
-            is_heard = self._silence.seconds < 2 * PING
+            is_responsive = self._silence.seconds < 2 * PING
             hint = "; the host itself answers: a disk or network mount may be hanging"
             raise UnreachableError(
                 f"host {self._host}: no answer to `{operation}` within {deadline:.0f} s"
-                f"{hint if is_heard else ''}"
+                f"{hint if is_responsive else ''}"
             ) from None
         finally:
             with self._state:

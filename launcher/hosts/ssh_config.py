@@ -157,8 +157,8 @@ def _read_route(
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{where}: `ssh -G` did not end in {_DEADLINE:.0f} s") from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ConfigError(f"{where}: ssh cannot use its settings: {said[0].strip()}")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ConfigError(f"{where}: ssh cannot use its settings: {lines[0].strip()}")
     settings: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         name, _, value = line.partition(" ")

@@ -81,13 +81,13 @@ def survey_connected(
     for host in hosts:
         if host.name in found:
             host, problems[host.name] = with_devices(host, found[host.name])
-            spare[host.name] = _spare(host, found[host.name])
+            spare[host.name] = _find_unused_gpus(host, found[host.name])
         if host.name in machines:
             host = _with_machine(host, machines, connections[host.name])
         if PurePosixPath(SHARE).name in shares.get(host.name, ()):
             host = replace(host, share_folder=SHARE)
         learned.append(host)
-    ways, choice, no_route = _ways(learned, machines, ask)
+    ways, choice, no_route = _choose_routes(learned, machines, ask)
     return Survey(
         hosts=tuple(learned),
         problems=problems,
@@ -111,7 +111,7 @@ def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...
     found = (*detection.devices, *detection.vulkan)
     reasons = (*detection.problems, *detection.vulkan_problems)
     known = [(device, _find_known_device(device, found)) for device in host.devices]
-    problems = tuple(_absence(device, reasons) for device, match in known if match is None)
+    problems = tuple(_explain_absence(device, reasons) for device, match in known if match is None)
     devices = tuple(
         replace(match or device, group=device.group, strategy=device.strategy)
         for device, match in known
@@ -119,7 +119,7 @@ def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...
     return replace(host, devices=devices), problems
 
 
-def _spare(host: Host, detection: Detection) -> tuple[Device, ...]:
+def _find_unused_gpus(host: Host, detection: Detection) -> tuple[Device, ...]:
     """Return the detected GPUs that are not used."""
     found = (*detection.devices, *detection.vulkan)
     used = {device.pci or device.id for device in host.devices or ()}
@@ -133,11 +133,11 @@ def _find_known_device(device: Device, found: Sequence[Device]) -> Device | None
     return next((o for o in found if o.backend == device.backend and o.answers_to(device.id)), None)
 
 
-def _absence(device: Device, reasons: Sequence[str]) -> str:
+def _explain_absence(device: Device, reasons: Sequence[str]) -> str:
     """Return why a device of the inventory is missing: the host's reason, if it has one."""
-    said = next((reason for reason in reasons if device.id.lower() in reason.lower()), "")
+    reason = next((reason for reason in reasons if device.id.lower() in reason.lower()), "")
     missing = f"there is no {device.backend} device {device.id}"
-    return f"{missing}: {said}" if said else missing
+    return f"{missing}: {reason}" if reason else missing
 
 
 def _device_question(host: Host) -> dict[str, Any] | None:
@@ -178,7 +178,7 @@ def _without_share(
     }
 
 
-def _ways(
+def _choose_routes(
     hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _HostQuestions
 ) -> tuple[dict[str, dict[str, Route]], Choice | None, str]:
     """Query the hosts that train for their routes to the coordinator's, and choose one."""

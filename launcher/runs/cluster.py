@@ -34,8 +34,8 @@ from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run, is_run_id
 from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
-from launcher.runs.up import Launch, bring_up, look_around, make_plan, refuse_failures
-from launcher.terminal import note, working
+from launcher.runs.up import Launch, bring_up, make_plan, refuse_failures, survey_hosts
+from launcher.terminal import note, show_progress
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.config.section import parse_assignments
@@ -72,7 +72,7 @@ class Cluster:
             ConfigError: the inventory or a variable cannot be used.
         """
         extra = parse_assignments(self.start.extra_vars, "-e")
-        with working("reading the inventory"):
+        with show_progress("reading the inventory"):
             return load_inventory(self.inventory, limit=self.start.limit, extra=extra)
 
     @cached_property
@@ -117,7 +117,7 @@ class Cluster:
     def diagnose(self, order: JobRequest, whole: bool) -> list[Result]:
         """Return every check of a start; `whole`: of model, data, output and memory as well."""
         job = order.resolve_job(self.hosts)
-        with working("checking the hosts"):
+        with show_progress("checking the hosts"):
             return check_hosts(
                 self.hosts, job, self.start.expect_workers, whole, order.derived_settings
             )
@@ -151,8 +151,8 @@ class Cluster:
             job = self._resume_job(order, before)
             workers = self.start.expect_workers or len(before.workers) or None
             self.start = replace(self.start, expect_workers=workers)
-        with working("asking the hosts what they have"):
-            found = look_around(self.hosts, only_to_plan=only_to_plan and own is None)
+        with show_progress("asking the hosts what they have"):
+            found = survey_hosts(self.hosts, only_to_plan=only_to_plan and own is None)
         self.watch.end_lap("connect and survey")
         plan = make_plan(found, job, self.start.expect_workers, resume or run_id, order.script)
         lines: list[str] = []
@@ -163,7 +163,7 @@ class Cluster:
             ]
         elif isinstance(job, RunConfig):
             if own is not None:
-                with working("measuring the data"):
+                with show_progress("measuring the data"):
                     job, lines = follow_data(job, own, plan, found)
                 self.watch.end_lap("settings")
             head = found.connections.get(plan.leader.host)

@@ -23,7 +23,7 @@ from launcher.session.spec import LONGEST_SAVE, SessionSpec
 
 GRACE = SessionSpec.grace_seconds + 5.0
 """Seconds for a process to end by itself: its supervisor's grace and more. Saves come on top."""
-_SETTLE = 1.0
+_EXIT_GRACE = 1.0
 """Seconds for a process that is already ending, such as a supervisor that wrote its last state."""
 _SWEEP_DEADLINE = 10.0
 
@@ -114,7 +114,7 @@ def _stop_processes(
 def _kill_leftovers(run: Run, host: Host, connection: Connection) -> list[str]:
     """Kill processes with the run's id on a host until none is left; then remove its keys."""
     found: dict[ProcessIdentity, str] = {}
-    patient_until = time.monotonic() + _SETTLE
+    patient_until = time.monotonic() + _EXIT_GRACE
     until = patient_until + _SWEEP_DEADLINE - 1.0
     while left := connection.ask(find_run, run.run_id):
         if time.monotonic() > until:

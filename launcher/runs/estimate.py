@@ -62,7 +62,7 @@ def _of_fine_tune(
     if config.task == SCRIPT:
         return None  # of whose model nothing is known
     settings = config.model_dump(mode="json", exclude_unset=True)
-    work = _ask_process_host(found, plan.leader, job_checks.workload, settings)
+    work = _ask_process_host(found, plan.leader, job_checks.read_workload, settings)
     if work is None:
         return None
     left = _remaining_fraction(config, done, work.samples)
@@ -83,10 +83,13 @@ def _of_distillation(
         return None  # how fast a student writes its answers is known when it has written some
     teachers = [process for process in plan.processes if process.role == "teacher"]
     scoring = _ask_process_host(
-        found, teachers[0], job_checks.scoring, **_corpus_description(job, teachers[0])
+        found,
+        teachers[0],
+        job_checks.read_scoring_workload,
+        **_corpus_description(job, teachers[0]),
     )
     shape = _ask_process_host(
-        found, plan.leader, job_checks.student, **_student_description(job, plan.leader)
+        found, plan.leader, job_checks.read_student_shape, **_student_description(job, plan.leader)
     )
     if scoring is None or shape is None or not scoring.windows:
         return None
@@ -96,9 +99,9 @@ def _of_distillation(
     samples = config.training.count_samples(scoring.windows)
     left = _remaining_fraction(config, done, samples)
     a_sample = min(scoring.tokens / scoring.windows, config.data.max_seq_len)
-    seat = _process_shape(plan, plan.leader)
+    shape_of_leader = _process_shape(plan, plan.leader)
     learning = _estimate_training(
-        config, budget, shape, seat, left * samples * a_sample, Strategy()
+        config, budget, shape, shape_of_leader, left * samples * a_sample, Strategy()
     )
     waited = scoring_seconds(
         scoring,
@@ -111,7 +114,7 @@ def _of_distillation(
     in_first = min(1.0, scoring.windows / samples)  # of all its steps
     first = max(0.0, in_first - (1 - left)) / left if left else 0.0
     seconds = distillation_seconds(waited, learning.seconds, first)
-    return plan_cost(seat, seconds, _prices(budget))
+    return plan_cost(shape_of_leader, seconds, _make_prices(budget))
 
 
 def _estimate_training(
@@ -135,7 +138,7 @@ def _estimate_training(
         compared=config.task == "dpo",
         length=config.data.max_seq_len,
         tokens=tokens,
-        prices=_prices(budget),
+        prices=_make_prices(budget),
         precision=training.precision,
         recompute=training.recompute,
     )
@@ -149,7 +152,7 @@ def _remaining_fraction(config: RunConfig, done: int, samples: float) -> float:
     return max(0.0, 1 - steps * config.training.batch_size / samples) if samples else 0.0
 
 
-def _prices(budget: BudgetConfig) -> Prices:
+def _make_prices(budget: BudgetConfig) -> Prices:
     return Prices(hosts=budget.hosts, currency=budget.currency or "")
 
 

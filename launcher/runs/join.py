@@ -48,7 +48,7 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
     """
     monitor = RunMonitor(run)
     silence = HeartbeatMonitor(time.monotonic)
-    began, said, progress_at = time.monotonic(), "", -math.inf
+    began, last_line, progress_at = time.monotonic(), "", -math.inf
     while True:
         view = monitor.observe()
         reading = {name: p.progress for name, p in view.processes.items() if p.progress}
@@ -61,9 +61,9 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
             _is_at_work(view) and not view.missing_processes
         ):
             return
-        if (line := _describe_joined(view)) != said:
-            said = line
-            report(said)
+        if (line := _describe_joined(view)) != last_line:
+            last_line = line
+            report(last_line)
         if reading and time.monotonic() - progress_at >= PROGRESS_INTERVAL:
             progress_at = time.monotonic()
             report(": ".join(next(iter(reading.items()))))

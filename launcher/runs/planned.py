@@ -19,8 +19,8 @@ from launcher.hosts.survey import Survey
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.budget import currency_of, rates_of
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
-from launcher.runs.up import look_around
-from launcher.terminal import note, working
+from launcher.runs.up import survey_hosts
+from launcher.terminal import note, show_progress
 from trainer.checkpoint.adapter_folder import find_adapter, read_base_name
 from trainer.checkpoint.reader import FOLDER as CHECKPOINTS
 from trainer.checkpoint.reader import RUN_FILE, find_checkpoint
@@ -236,8 +236,8 @@ def inventory_cluster(
         between = None if link is None else known.parse_link(link)
     except InputError as error:
         raise ConfigError(f"--link: {error}") from None
-    with working("asking the hosts what they have"):
-        found = look_around(load_inventory(inventory))
+    with show_progress("asking the hosts what they have"):
+        found = survey_hosts(load_inventory(inventory))
     rates = rates_of(found.hosts, {}, found.identities)
     prices = Prices(
         hosts=rates if any(rate.is_priced or rate.watts for rate in rates) else (),
@@ -252,7 +252,7 @@ def inventory_cluster(
 
 def measure_cluster(found: Survey, cluster: ClusterShape, model: str) -> ClusterShape:
     """Return surveyed hosts with the speeds of their disks and processors, which are measured."""
-    with working("measuring how fast the hosts read and multiply"):
+    with show_progress("measuring how fast the hosts read and multiply"):
         path = Path(model).expanduser().absolute()
         answers = ask_hosts(
             found.hosts, lambda _, there: there.ask(measure_host, path), measure_host.deadline

@@ -119,7 +119,7 @@ class QueueRunner:
         self._inventory = inventory
         self._follow = follow
         self._report = report
-        self._said: set[str] = set()
+        self._reported_lines: set[str] = set()
 
     def run_forever(self) -> NoReturn:
         """Run jobs until this process is ended, which leaves a run that has begun alone.
@@ -173,7 +173,7 @@ class QueueRunner:
             return False
         queue.finish(entry.id, *end)
         self._report(f"{entry.id}: {end[0]}{f': {end[1]}' if end[1] else ''}")
-        self._said.clear()
+        self._reported_lines.clear()
         if interruption is not None:
             raise interruption
         return True
@@ -231,6 +231,6 @@ class QueueRunner:
 
     def _report_once(self, line: str) -> None:
         """Report a line, once until the next job is over."""
-        if line not in self._said:
-            self._said.add(line)
+        if line not in self._reported_lines:
+            self._reported_lines.add(line)
             self._report(line)

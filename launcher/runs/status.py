@@ -212,12 +212,12 @@ class RunMonitor:
                 ends.append(self.run.read_stop_reason(host, connection))
             return found
 
-        def show(answers: Answers[_States]) -> None:
+        def report_late(answers: Answers[_States]) -> None:
             if on_late is not None:
                 on_late(self._make_view(answers, ends, LOOK))
 
         answers = fleet.ask_hosts(
-            self.run.hosts, states_of, deadline, on_late=None if on_late is None else show
+            self.run.hosts, states_of, deadline, on_late=None if on_late is None else report_late
         )
         left = LOOK if on_late is not None else deadline - (time.monotonic() - began)
         return self._make_view(answers, ends, max(0.5, left))
@@ -307,11 +307,11 @@ def shards_written(member: Mapping[str, Any]) -> str:
 
 def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> str:
     """Return the run's state from its leader's process and last report."""
-    said = str((training or {}).get("state", "waiting"))
+    reported = str((training or {}).get("state", "waiting"))
     match leader.state:
         case "exited" | "stopped":
-            return said if said in OVER else "stopped"
-        case "failed" if leader.exit_code == BudgetStopError.exit_code and said == "stopped":
+            return reported if reported in OVER else "stopped"
+        case "failed" if leader.exit_code == BudgetStopError.exit_code and reported == "stopped":
             return "stopped"
         case "failed" | "lost":
             return "failed"
@@ -324,7 +324,7 @@ def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> st
         case "stopping":
             return "stopping"
         case _:
-            return {"waiting": "starting", "running": "running"}.get(said, "stopping")
+            return {"waiting": "starting", "running": "running"}.get(reported, "stopping")
 
 
 def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:

@@ -16,8 +16,8 @@ from launcher.inventory.hosts import load_inventory
 from launcher.plan.distillation import CPU, student_device, student_host, teacher_hosts
 from launcher.plan.placement import share_cores
 from launcher.runs.planned import cluster_of
-from launcher.runs.up import look_around
-from launcher.terminal import working
+from launcher.runs.up import survey_hosts
+from launcher.terminal import show_progress
 from trainer.planning.cost import Cost
 from trainer.planning.devices import ClusterShape
 from trainer.planning.distillation import distillation_seconds
@@ -60,7 +60,7 @@ class DistillationRequest:
     length: int
     """Tokens of a window."""
     kept: StoredScores
-    seats: DistillationDevices
+    devices: DistillationDevices
     given: float | None = None
     """Tokens a second of a teacher."""
     measured: Sequence[Measured] = ()
@@ -99,7 +99,7 @@ class DistillationPlan:
         return learning.cost if learning is not None and learning.fits else None
 
 
-def described_seats(cluster: ClusterShape) -> DistillationDevices:
+def read_described_devices(cluster: ClusterShape) -> DistillationDevices:
     """Return a cluster that was described: the student has the device with the highest speed.
 
     The teachers have the others, or that one too if there is no other.
@@ -127,7 +127,7 @@ def described_seats(cluster: ClusterShape) -> DistillationDevices:
     )
 
 
-def surveyed_seats(inventory: Path | None) -> DistillationDevices:
+def survey_devices(inventory: Path | None) -> DistillationDevices:
     """Return the hosts of an inventory, which are asked, in the roles of `launch distill up`.
 
     Teachers may compute on the processor of their host, or on its CUDA cards.
@@ -136,8 +136,8 @@ def surveyed_seats(inventory: Path | None) -> DistillationDevices:
         ConfigError: the inventory cannot be used.
         UnreachableError: a host does not answer.
     """
-    with working("asking the hosts what they have"):
-        found = look_around(load_inventory(inventory))
+    with show_progress("asking the hosts what they have"):
+        found = survey_hosts(load_inventory(inventory))
     host = student_host(found.hosts)
     taken = student_device(host)
     seats, remarks = list[Seat](), list[str]()
@@ -210,7 +210,7 @@ def plan_teaching(request: DistillationRequest) -> DistillationPlan:
             )
     options = teacher_options(
         request.shape,
-        request.seats.teachers,
+        request.devices.teachers,
         request.length,
         given=request.given,
         measured=request.measured,
@@ -227,7 +227,7 @@ def plan_teaching(request: DistillationRequest) -> DistillationPlan:
     if request.student is not None:
         asked = Request(
             shape=request.student,
-            cluster=request.seats.student,
+            cluster=request.devices.student,
             method="full",
             length=request.length,
             tokens=request.tokens,

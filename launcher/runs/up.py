@@ -76,7 +76,7 @@ class Launch:
     script: Script | None = None
 
 
-def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
+def survey_hosts(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
     """Query the hosts for what the inventory does not set; a dry run queries only if necessary.
 
     Raises:

@@ -60,8 +60,8 @@ class Children:
         self.end()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            told = {PARENT_VARIABLE: f"{os.getpid()}:{theirs.fileno()}"}
-            environment = {**environment, **told}
+            variables = {PARENT_VARIABLE: f"{os.getpid()}:{theirs.fileno()}"}
+            environment = {**environment, **variables}
             process = start_child(argv, folder, environment, output, keep=theirs.fileno())
         process.returncode = 0  # it is reaped with all others
         self._program = process.pid

@@ -297,9 +297,9 @@ def _parse_object(line: str) -> Tree | None:
         return None
 
 
-def _host_update(name: str, said: _Answer, back: bool) -> HostUpdate:
+def _host_update(name: str, answer: _Answer, back: bool) -> HostUpdate:
     if not back:
-        return HostUpdate(name, said.previous, said.version, said.steps, said.used_by)
-    if said.previous in (None, said.version):
+        return HostUpdate(name, answer.previous, answer.version, answer.steps, answer.used_by)
+    if answer.previous in (None, answer.version):
         raise PreflightError(f"{name}: no previous version to go back to; nothing was changed")
-    return HostUpdate(name, said.version, said.previous, (), said.used_by)
+    return HostUpdate(name, answer.version, answer.previous, (), answer.used_by)

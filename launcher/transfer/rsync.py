@@ -147,10 +147,10 @@ def find_rsync() -> str:
     program = shutil.which("rsync")
     if program is None:
         raise PreflightError("rsync is missing on this machine; install the package rsync")
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    found = re.match(r"rsync\s+version (\d+)\.(\d+)", said.stdout)
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.match(r"rsync\s+version (\d+)\.(\d+)", done.stdout)
     if found is None or (int(found[1]), int(found[2])) < _OLDEST:
-        first = (said.stdout.splitlines() or ["no version"])[0]
+        first = (done.stdout.splitlines() or ["no version"])[0]
         raise PreflightError(f"{program}: {first}; launch sync needs rsync 3.2 or newer")
     return program
 
@@ -162,7 +162,7 @@ def explain_exit_code(host: str, code: int, text: str) -> LauncherError:
         line for line in lines if not re.match(r"rsync error: |rsync: .*connection unexpe", line)
     ]
     # ssh ends with its reason, rsync begins with it.
-    said = (words or lines or [f"rsync ended with {code}"])[-1 if code == 255 else 0]
+    reason = (words or lines or [f"rsync ended with {code}"])[-1 if code == 255 else 0]
     if "command not found" in text or "rsync: not found" in text:
         return PreflightError(f"host {host}: rsync is missing there; install the package rsync")
     if "is your shell clean" in text:
@@ -172,12 +172,12 @@ def explain_exit_code(host: str, code: int, text: str) -> LauncherError:
         )
     if "sudo:" in text or "rsyncd.conf" in text:
         return PreflightError(
-            f"host {host}: {said}; run: ansible-playbook recipes/gpu-training.yml --tags share"
+            f"host {host}: {reason}; run: ansible-playbook recipes/gpu-training.yml --tags share"
         )
     if code in _LOST:
         again = "the same command resumes where it stopped"
-        return UnreachableError(f"host {host}: the transfer broke off ({said}); {again}")
-    return PartialError(f"host {host}: {said}")
+        return UnreachableError(f"host {host}: the transfer broke off ({reason}); {again}")
+    return PartialError(f"host {host}: {reason}")
 
 
 def _drain_stream(stream: IO[bytes], into: list[bytes]) -> None:

@@ -14,7 +14,7 @@ from launcher.runs.join import job_failure
 from launcher.runs.processes.session import POLL
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
-from launcher.terminal import redrawing
+from launcher.terminal import redraw_line
 from launcher.views import render
 from launcher.views.live import EventFeed, live_view
 from launcher.views.telemetry import LOOK_EVERY, Telemetry
@@ -35,16 +35,16 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
     """
     monitor = RunMonitor(run)
     watch = FailureWatch(monitor)
-    said, said_at = "", 0.0
-    with redrawing(report) as report_progress:
+    last_line, reported_at = "", 0.0
+    with redraw_line(report) as report_progress:
         while (view := monitor.observe()).state not in OVER:
             for failure in watch.new_failures(view):
                 for text in failure.lines:
                     report(text)
             line = render.run_headline(view)
-            if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
+            if line != last_line and time.monotonic() - reported_at >= _PROGRESS_EVERY:
                 report_progress(line)
-                said, said_at = line, time.monotonic()
+                last_line, reported_at = line, time.monotonic()
             time.sleep(4 * POLL)
     if view.state != "completed":
         failure = job_failure(monitor, view)
@@ -97,7 +97,7 @@ def _draw_until_end(run: Run) -> None:
     ):
         telemetry.start()
         while True:
-            snapshot = telemetry.latest()
+            snapshot = telemetry.get_snapshot()
             seen = events.update(snapshot.view)
             live.update(live_view(snapshot, console.width, seen, rows), refresh=True)
             if is_over(snapshot.view):
@@ -106,11 +106,11 @@ def _draw_until_end(run: Run) -> None:
 
 
 def _print_changes(telemetry: Telemetry) -> None:
-    said: dict[str, str] = {}
+    printed: dict[str, str] = {}
     shown: tuple[Failure, ...] = ()
     telemetry.start()
     while True:
-        snapshot = telemetry.latest()
+        snapshot = telemetry.get_snapshot()
         view = snapshot.view
         lines = {"run": render.run_headline(view)}
         for process in view.run.plan.processes:
@@ -118,9 +118,9 @@ def _print_changes(telemetry: Telemetry) -> None:
             attempt = f", attempt {state.attempt}" if state.attempt > 1 else ""
             lines[process.name] = f"{process.name} on {process.host}: {state.state}{attempt}"
         for key, line in lines.items():
-            if said.get(key) != line:
+            if printed.get(key) != line:
                 render.print_line(line)
-        said = lines
+        printed = lines
         for failure in snapshot.failures:
             if failure not in shown:
                 for line in failure.lines:

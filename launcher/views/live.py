@@ -37,8 +37,8 @@ def live_view(
         Text(""),
         processes_table(view, width, snapshot.gauges),
     ]
-    said = (*view.remarks, *view.unreachable.values())
-    notes = [Text(f"! {line}", "yellow") for line in said]
+    remarks = (*view.remarks, *view.unreachable.values())
+    notes = [Text(f"! {line}", "yellow") for line in remarks]
     for failure in snapshot.failures:
         notes.append(Text(failure.heading, "bold red"))
         notes += [_one_line(line) for line in failure.lines[1:]]

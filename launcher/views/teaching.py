@@ -41,7 +41,7 @@ def describe_request(request: DistillationRequest) -> list[str]:
         f"{shape.name}: {size}; scores {count_text(request.tokens)} tokens in windows of"
         f" {request.length}"
     ]
-    return lines + [f"note: {text}" for text in (shape.remark, *request.seats.remarks) if text]
+    return lines + [f"note: {text}" for text in (shape.remark, *request.devices.remarks) if text]
 
 
 def teacher_table(request: DistillationRequest, plan: DistillationPlan, width: int | None) -> Table:
@@ -125,7 +125,7 @@ def _student_lines(request: DistillationRequest, plan: DistillationPlan) -> list
     """Return whether the student waits for the teachers."""
     if request.student is None or plan.learning is None:
         return []
-    (group,) = request.seats.student.groups
+    (group,) = request.devices.student.groups
     who = f"The student {request.student.name} on {group.device.name}"
     learning = plan.learning
     if not learning.fits:
@@ -166,7 +166,7 @@ def _next_command(request: DistillationRequest, plan: DistillationPlan) -> list[
     if option.place == "cuda":
         settings["backend"] = "cuda"
     # Without a number each teacher's host has one.
-    if option.teachers != max(1, sum(seat.place == "cpu" for seat in request.seats.teachers)):
+    if option.teachers != max(1, sum(seat.place == "cpu" for seat in request.devices.teachers)):
         settings["processes"] = option.teachers
     if kept.scheme != "topk":
         settings["scheme"] = kept.scheme

@@ -86,7 +86,7 @@ class HostGauges:
         """Stop reading."""
         self._closed.set()
 
-    def fresh(self) -> Gauges:
+    def read_fresh(self) -> Gauges:
         """Return the readings that are not stale, by host."""
         now = time.monotonic()
         return {host: gauges for host, (at, gauges) in dict(self._read).items() if now - at < STALE}
@@ -127,14 +127,14 @@ class Telemetry:
         threading.Thread(target=self._observe_run, daemon=True).start()
         self._gauges.start()
         self._first.wait()
-        self.latest()
+        self.get_snapshot()
 
     def close(self) -> None:
         """Stop looking."""
         self._closed.set()
         self._gauges.close()
 
-    def latest(self) -> TelemetrySnapshot:
+    def get_snapshot(self) -> TelemetrySnapshot:
         """Return the latest known state, without waiting for a host.
 
         Raises:
@@ -146,7 +146,7 @@ class Telemetry:
         return TelemetrySnapshot(
             self._view,
             time.monotonic() - self._seen,
-            self._gauges.fresh(),
+            self._gauges.read_fresh(),
             tuple(self._losses),
             self._pace.seconds_left(self._view),
             tuple(self._failures),

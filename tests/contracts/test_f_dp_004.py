@@ -123,12 +123,12 @@ def test_a_gpu_that_computes_nonsense_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    compiled = Device.pipeline
+    compiled = Device.create_pipeline
 
     def miscompiled(device: Device, code: str, constants: Any = None) -> Any:
         return compiled(device, code.replace("inverseSqrt(", "sqrt("), constants)
 
-    monkeypatch.setattr(Device, "pipeline", miscompiled)
+    monkeypatch.setattr(Device, "create_pipeline", miscompiled)
     folder = tiny_model()
     config = make_config(folder)
     choice = choose_replica("wgpu", "", folder, config, build_layout(folder, config), 1)
@@ -177,7 +177,7 @@ def test_without_a_vulkan_loader_nothing_of_wgpu_is_imported(
     monkeypatch.setattr(backend.ctypes, "CDLL", load)
     monkeypatch.setitem(sys.modules, "trainer.replica.wgpu", None)  # an import of it would fail
     with pytest.raises(UnusableError, match=r"^there is no Vulkan loader \(libvulkan\.so\.1\)$"):
-        backend.vulkan_device("", allow_software=True)
+        backend.open_vulkan_device("", allow_software=True)
 
 
 @pytest.mark.usefixtures("vulkan", "in_a_run")

@@ -30,7 +30,7 @@ def test_products_match_the_cpu(device: Device, kind: Kind) -> None:
     x, x_read = packed(device, generator.standard_normal((ROWS, IN)).astype(np.float32), "f32")
     values = generator.standard_normal((OUT, IN)).astype(np.float32)
     weight, weight_read = packed(device, values, kind)
-    y, dx = device.array((ROWS, OUT)), device.array((ROWS, IN))
+    y, dx = device.create_array((ROWS, OUT)), device.create_array((ROWS, IN))
     graph = Graph(device)
     gemm(graph, x, weight, y, trans_b=True, m=ROWS, n=OUT, k=IN)
     gemm(graph, y, weight, dx, m=ROWS, n=IN, k=OUT)

@@ -27,7 +27,7 @@ from launcher.runs.processes.log_pages import last_lines
 from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunView
-from launcher.terminal import note, redrawing, sanitize_text, visible_lines
+from launcher.terminal import note, redraw_line, sanitize_text, visible_lines
 from launcher.views import render
 from launcher.views.live import live_view
 from launcher.views.log_printer import LinePrinter
@@ -248,7 +248,7 @@ def test_progress_redraws_one_line_of_a_terminal_and_stays_out_of_the_way(
     monkeypatch.setenv("TERM", "xterm")
     with os.fdopen(writer, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr("sys.stderr", terminal)
-        with redrawing(note) as draw:
+        with redraw_line(note) as draw:
             draw("step 1")
             draw(f"step 2{TITLE}")
             note("worker-1 is lost")
@@ -268,6 +268,6 @@ def test_progress_redraws_one_line_of_a_terminal_and_stays_out_of_the_way(
     assert steps[4:] == ["step 4", "step 4\n"]
     lines: list[str] = []
     monkeypatch.setenv("TERM", "dumb")
-    with redrawing(lines.append) as draw:
+    with redraw_line(lines.append) as draw:
         draw("step 1")
     assert lines == ["step 1"]

@@ -26,7 +26,7 @@ from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.placement import build_environment
 from launcher.transfer.wheel import build_wheel
 from tests import ROOT
-from trainer.run.composition.roles import Placement, worker_command
+from trainer.run.composition.roles import Placement, build_worker_command
 
 PROGRAMS = [
     path for name in ("launcher", "trainer") for path in sorted((ROOT / name).rglob("*.py"))
@@ -170,7 +170,7 @@ def test_what_lies_in_the_current_folder_is_not_imported(
 
 def test_a_worker_beside_the_coordinator_does_not_either(trap: Path) -> None:
     place = Placement(gpus=["0"], backend="cpu", threads=1, rank=None, tls_dir=None)
-    command = worker_command(9999, "run", place, 0, "0", "127.0.0.1:1")
+    command = build_worker_command(9999, "run", place, 0, "0", "127.0.0.1:1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, "/dev/fd/9999" in done.stderr) == (2, True)
     assert not trap.exists()

@@ -73,6 +73,6 @@ def _first_matches(
             " modules"
         ) from None
     if done.returncode != 0:
-        said = next(iter(done.stderr.strip().splitlines()[-1:]), "it cannot be matched")
-        raise InputError(f"{place}: {said}")
+        reason = next(iter(done.stderr.strip().splitlines()[-1:]), "it cannot be matched")
+        raise InputError(f"{place}: {reason}")
     return json.loads(done.stdout)

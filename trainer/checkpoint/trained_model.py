@@ -130,7 +130,7 @@ def _load_model(path: Path, base: str | None, max_seq_len: int | None) -> Traine
         atomic_folder.verify_folder(path)
         progress = read_progress(path)
     run = progress.config if progress is not None else {}
-    return replace(_model(path, run, max_seq_len), progress=progress)
+    return replace(_load_plain_model(path, run, max_seq_len), progress=progress)
 
 
 def _load_adapter(adapter: Adapter, max_seq_len: int | None) -> TrainedModel:
@@ -168,7 +168,7 @@ def _load_adapter(adapter: Adapter, max_seq_len: int | None) -> TrainedModel:
         config = fit_length(_config(path, settings), adapter.base_dir)
         with suppress(InputError):  # merging says what does not fit
             layout = build_layout(adapter.base_dir, config)
-    if layout is None or not _fits(layout, adapter):
+    if layout is None or not _has_slots(layout, adapter):
         return replace(_load_merged(adapter, run, max_seq_len), progress=progress, path=path)
     weights = np.zeros(layout.size, dtype=np.float32)
     _copy_adapter(weights, layout, adapter, config.lora)
@@ -192,7 +192,7 @@ def starting_weights(layout: GradientLayout, model_dir: Path, config: RunConfig)
     for line in lines:
         log.warning("%s", line)
     plain = all(pair.bias is None and pair.magnitude is None for pair in adapter.pairs.values())
-    if not plain or adapter.tokens or not _fits(layout, adapter):
+    if not plain or adapter.tokens or not _has_slots(layout, adapter):
         ranks = sorted({pair.rank for pair in adapter.pairs.values()})
         raise InputError(
             f"model.adapter: {adapter.path} has tensors that this run does not train: it is for"
@@ -217,7 +217,7 @@ def _copy_adapter(
             )
 
 
-def _fits(layout: GradientLayout, adapter: Adapter) -> bool:
+def _has_slots(layout: GradientLayout, adapter: Adapter) -> bool:
     """Whether every tensor of an adapter has a slot, of its shape up to the rank."""
     slots = {
         language_name(slot.name.removeprefix(PREFIX)): slot.shape for slot in layout.iter_tensors()
@@ -267,10 +267,10 @@ def _load_merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None)
         hasher.update(f"\0{name}\0".encode() + blake3(read_file(path)).digest())
     with log_if_slow(f"merging {adapter.path} into {adapter.base_dir}"):
         folder = ensure_entry("merged", hasher.hexdigest(), lambda: merged_files(adapter, "F32"))
-    return _model(folder, run, max_seq_len)
+    return _load_plain_model(folder, run, max_seq_len)
 
 
-def _model(path: Path, run: dict[str, Any], max_seq_len: int | None) -> TrainedModel:
+def _load_plain_model(path: Path, run: dict[str, Any], max_seq_len: int | None) -> TrainedModel:
     headers = read_headers(path)
     head = stored_name(headers, "score.weight")
     names = str(read_config(path).get("architectures"))

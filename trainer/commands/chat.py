@@ -40,7 +40,7 @@ def chat(
     """
     from trainer.checkpoint.trained_model import load_trained
     from trainer.evaluate.conversation import Conversation
-    from trainer.replica.backend import in_brackets
+    from trainer.replica.backend import format_reason
     from trainer.system.errors import InputError
 
     trained = load_trained(model, base)
@@ -48,19 +48,19 @@ def chat(
     device, reason = conversation.open_model(compute)
     talks = sys.stdin.isatty()
     keys = f"; Ctrl-C ends an answer, {_RESET} the conversation, Ctrl-D all" if talks else ""
-    click.echo(f"chatting with {trained.path} on {device}{in_brackets(reason)}{keys}", err=True)
+    click.echo(f"chatting with {trained.path} on {device}{format_reason(reason)}{keys}", err=True)
     for text in _read_typed_lines() if talks else _read_piped_lines():
         if text.strip() == _RESET:
             conversation.reset_turns()
             continue
-        with _stoppable() as stopped:
+        with _catch_interrupt() as stopped:
 
-            def show(new: str, stopped: Callable[[], bool] = stopped) -> bool:
+            def show_text(new: str, stopped: Callable[[], bool] = stopped) -> bool:
                 click.echo(new, nl=False)  # flushes
                 return stopped()
 
             try:
-                conversation.answer_turn(text, show)
+                conversation.answer_turn(text, show_text)
                 click.echo()
             except InputError as error:
                 if not talks:
@@ -102,7 +102,7 @@ def _read_piped_lines() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[Callable[[], bool]]:
+def _catch_interrupt() -> Iterator[Callable[[], bool]]:
     """Yield what says whether Ctrl-C was pressed; a second one ends the program."""
     pressed: list[int] = []
 

@@ -12,10 +12,10 @@ import click
 from trainer.commands.place import (
     columns_option,
     lost_text_option,
+    make_announcer,
     open_ranks,
     parallel_option,
     place_options,
-    teller,
 )
 from trainer.config.data import LostText
 from trainer.config.limits import MOST_NEW_TOKENS
@@ -142,7 +142,7 @@ def evaluate(
                 trained,
                 data[0],
                 compute,
-                on_open=teller("evaluating", trained, ranks),
+                on_open=make_announcer("evaluating", trained, ranks),
                 columns=columns or None,
                 held_out=held_out,
                 opener=ranks and ranks.open_evaluator,

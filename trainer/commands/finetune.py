@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trainer.commands.run_options import overrides, run_options
+from trainer.commands.run_options import collect_overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import apply_environment
 from trainer.config.capabilities import check_backend, check_capability
@@ -132,7 +132,7 @@ def finetune(
     each of --gpus; `--role worker` joins a coordinator; `--distributed` needs none. Without
     --config the settings are derived from data and model; options override them.
     """
-    environment = _environment(role, flags)
+    environment = _read_rank_environment(role, flags)
     if environment is not None:
         fork_workers(preload.load_rank)
     elif role == "worker":
@@ -143,7 +143,7 @@ def finetune(
     script = read_script(path, digest) if path else None
     if source is None and script is None and not (flags["model_dir"] and flags["data"]):
         raise InputError("give MODEL_DIR and --data FILE, --script FILE, or --config FILE|PRESET")
-    given = overrides(flags, _SETTINGS, settings)
+    given = collect_overrides(flags, _SETTINGS, settings)
     if script is not None and given.setdefault("task", SCRIPT) != SCRIPT:
         raise InputError(f"--script: its loss is its task; leave out --task {given['task']}")
     derives = source is None and script is None
@@ -187,8 +187,8 @@ def finetune(
     elif role == "local":
         code = roles.run_local(config, run_id, place, notes, notify)
     elif role == "coordinator":
-        told = (flags["expect_workers"], notes, notify)
-        code = roles.run_coordinator(config, run_id, place, flags["bind"], *told)
+        notified = (flags["expect_workers"], notes, notify)
+        code = roles.run_coordinator(config, run_id, place, flags["bind"], *notified)
     else:
         if not flags["coordinator"]:
             raise InputError("--role worker needs --coordinator HOST:PORT")
@@ -217,7 +217,7 @@ def _check_devices(
         check_backend(backend, strategy)
 
 
-def _environment(role: str, flags: dict[str, Any]) -> Environment | None:
+def _read_rank_environment(role: str, flags: dict[str, Any]) -> Environment | None:
     """Return this process's place among equal ones; None without --distributed."""
     size, master = flags["world_size"], flags["master"]
     if not flags["distributed"]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import columns_option, open_ranks, parallel_option, teller
+from trainer.commands.place import columns_option, make_announcer, open_ranks, parallel_option
 from trainer.commands.sampling import generation_options
 from trainer.system.commandline.options import PATH
 
@@ -66,7 +66,7 @@ def generate(
             max_new_tokens,
             sampling,
             compute,
-            on_open=teller("generating with", trained, ranks),
+            on_open=make_announcer("generating with", trained, ranks),
             opener=ranks and ranks.open_generator,
         )
     for completion in completions if ranks is None or ranks.leads else []:

@@ -49,7 +49,7 @@ def inspect_data(
 
     Settings that are not given are those that a run derives from the data.
     """
-    from trainer.commands.run_options import overrides
+    from trainer.commands.run_options import collect_overrides
     from trainer.config.run import load_config
     from trainer.data.encoder import Encoder
     from trainer.data.inspection import inspect_data
@@ -60,7 +60,7 @@ def inspect_data(
     from trainer.planning.defaults import derive_settings, provisional_task
     from trainer.system.process.slow_log import log_if_slow
 
-    given = overrides(flags, {"task": "task"}, settings)
+    given = collect_overrides(flags, {"task": "task"}, settings)
     paths = {"model.path": model or "none", "data.train": str(file)}
     config = load_config(None, {**paths, **provisional_task(given), **given})
     folder = resolve_model(model) if model is not None else None

@@ -20,7 +20,9 @@ def lab() -> None:
     """Show single techniques with measured figures, offline and in seconds."""
 
 
-def _options(*, steps: int | None = None, gradients: bool = False) -> Callable[[Command], Command]:
+def _add_options(
+    *, steps: int | None = None, gradients: bool = False
+) -> Callable[[Command], Command]:
     """Return a decorator that adds --json and --seed, and what else an experiment takes."""
     options = [click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")]
     options.append(
@@ -53,7 +55,7 @@ def _options(*, steps: int | None = None, gradients: bool = False) -> Callable[[
 
 @lab.command("topk")
 @click.option("--density", type=Number(), default=0.1, help="Fraction of the values that is kept.")
-@_options(gradients=True)
+@_add_options(gradients=True)
 def topk(density: float, parameters: int, workers: int, seed: int, as_json: bool) -> None:
     """Show how much of a gradient its largest values keep, and in how many bytes."""
     from trainer.lab.compression import top_k
@@ -62,12 +64,12 @@ def topk(density: float, parameters: int, workers: int, seed: int, as_json: bool
 
 
 @lab.command("feedback")
-@_options(steps=100, gradients=True)
+@_add_options(steps=100, gradients=True)
 def feedback(steps: int, parameters: int, workers: int, seed: int, as_json: bool) -> None:
     """Show how much of what lossy codecs drop is recovered by error feedback."""
     from trainer.lab import compression
 
-    _print(compression.feedback(seed, parameters, workers, steps), as_json=as_json)
+    _print(compression.measure_feedback(seed, parameters, workers, steps), as_json=as_json)
 
 
 @lab.command("zero")
@@ -86,30 +88,30 @@ def zero(parameters: float, devices: int, as_json: bool) -> None:
     """Show the memory of weights, gradients and optimizer states under each stage of ZeRO."""
     from trainer.lab import zero
 
-    _print(zero.zero(parameters, devices), as_json=as_json)
+    _print(zero.compare_zero_stages(parameters, devices), as_json=as_json)
 
 
 @lab.command("precision")
-@_options(steps=20)
+@_add_options(steps=20)
 def precision(steps: int, seed: int, as_json: bool) -> None:
     """Measure time, memory and loss of 16-bit products on this machine."""
     from trainer.lab import training
 
-    _print(training.precision(seed, steps), as_json=as_json)
+    _print(training.compare_precisions(seed, steps), as_json=as_json)
 
 
 @lab.command("checkpointing")
-@_options(steps=20)
+@_add_options(steps=20)
 def checkpointing(steps: int, seed: int, as_json: bool) -> None:
     """Measure time and memory of gradient checkpointing on this machine."""
     from trainer.lab import training
 
-    _print(training.checkpointing(seed, steps), as_json=as_json)
+    _print(training.compare_checkpointing(seed, steps), as_json=as_json)
 
 
 def _print(experiment: Experiment, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(experiment.as_json()))
         return
-    for line in experiment.lines():
+    for line in experiment.iter_lines():
         click.echo(line)

@@ -66,7 +66,9 @@ lost_text_option = click.option(
 )
 
 
-def _columns(_: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def _parse_columns(
+    _: click.Context, param: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
     pairs = [each.partition("=") for each in given]
     if not all(ours and theirs for ours, _, theirs in pairs):
         raise click.BadParameter("expected KEY=NAME, such as text=body", param=param)
@@ -78,7 +80,7 @@ columns_option = click.option(
     "columns",
     metavar="KEY=NAME",
     multiple=True,
-    callback=_columns,
+    callback=_parse_columns,
     help="The data's name of a key, as data.columns, such as text=body; may be repeated.",
 )
 
@@ -106,7 +108,9 @@ def open_ranks(parallel: str | None, compute: Compute) -> AbstractContextManager
     return Ranks(parallel, compute)
 
 
-def teller(doing: str, trained: TrainedModel, ranks: Ranks | None) -> Callable[[str, str], None]:
+def make_announcer(
+    doing: str, trained: TrainedModel, ranks: Ranks | None
+) -> Callable[[str, str], None]:
     """Return what prints where a model computes, and why no earlier device was taken."""
 
     def tell(device: str, reason: str) -> None:

@@ -103,7 +103,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
     )
 
 
-def overrides(
+def collect_overrides(
     flags: Mapping[str, Any], own: Mapping[str, str], settings: Sequence[str]
 ) -> dict[str, Any]:
     """Return settings by their dotted paths; --set overrides flags.

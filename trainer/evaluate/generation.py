@@ -206,9 +206,9 @@ def _load_generator(
     """Return a generator on the first usable backend, and why no earlier one was taken."""
     from trainer.replica.backend import (
         check_vulkan_computes,
-        cuda_device,
+        find_cuda_device,
         first_usable,
-        vulkan_device,
+        open_vulkan_device,
     )
 
     length = longest + max_new_tokens
@@ -229,14 +229,14 @@ def _load_generator(
 
     def load_on_vulkan() -> Generator:
         check_vulkan_computes(trained.base_dir, trained.config)
-        device = vulkan_device(compute.gpu, allow_software=compute.backend == "wgpu")
+        device = open_vulkan_device(compute.gpu, allow_software=compute.backend == "wgpu")
         return _load_on_vulkan(trained, device, longest, max_new_tokens)
 
     generator, _, reason = first_usable(
         compute.backend,
         compute.gpu,
         {
-            "cuda": lambda: load_on_torch(cuda_device(compute.gpu)),
+            "cuda": lambda: load_on_torch(find_cuda_device(compute.gpu)),
             "wgpu": load_on_vulkan,
             "cpu": lambda: load_on_torch("cpu"),
         },

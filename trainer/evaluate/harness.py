@@ -98,7 +98,7 @@ def _load_model(trained: TrainedModel, compute: Compute) -> Any:
         import torch
         import transformers
 
-        from trainer.replica.backend import UnusableError, cuda_device, first_usable
+        from trainer.replica.backend import UnusableError, find_cuda_device, first_usable
         from trainer.replica.torch.model import flatten_parameters
         from trainer.replica.torch.precision import compute_dtype
         from trainer.replica.torch.published import load_published
@@ -127,7 +127,7 @@ def _load_model(trained: TrainedModel, compute: Compute) -> Any:
         compute.backend,
         compute.gpu,
         {
-            "cuda": lambda: load_on(cuda_device(compute.gpu)),
+            "cuda": lambda: load_on(find_cuda_device(compute.gpu)),
             "wgpu": refuse_vulkan,
             "cpu": lambda: load_on("cpu"),
         },

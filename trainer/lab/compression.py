@@ -36,11 +36,11 @@ def top_k(seed: int, parameters: int, workers: int, density: float) -> Experimen
     draw = np.random.RandomState(seed)  # the legacy generator, whose stream is frozen
     gradients = [draw.randn(parameters) for _ in range(workers)]
     kept = max(1, round(density * parameters))
-    exact = [_largest(gradient, kept) for gradient in gradients]
+    exact = [_keep_largest(gradient, kept) for gradient in gradients]
     mean = np.mean(gradients, axis=0)
     plain, pairs = 4 * parameters, 8 * kept
 
-    def row(what: str, elements: int, nbytes: int, received: Sequence[np.ndarray]) -> Row:
+    def make_row(what: str, elements: int, nbytes: int, received: Sequence[np.ndarray]) -> Row:
         return {
             "a worker sends": what,
             "elements": elements,
@@ -59,8 +59,8 @@ def top_k(seed: int, parameters: int, workers: int, density: float) -> Experimen
             f" seed {seed}"
         ),
         rows=[
-            row("all, fp32", parameters, plain, gradients),
-            row("top-k, fp32 and 32-bit indices", kept, pairs, exact),
+            make_row("all, fp32", parameters, plain, gradients),
+            make_row("top-k, fp32 and 32-bit indices", kept, pairs, exact),
         ],
         formulas=[
             Formula("bytes = k (4 + 4)", "a value and its index"),
@@ -80,7 +80,7 @@ def top_k(seed: int, parameters: int, workers: int, density: float) -> Experimen
     )
 
 
-def feedback(seed: int, parameters: int, workers: int, steps: int) -> Experiment:
+def measure_feedback(seed: int, parameters: int, workers: int, steps: int) -> Experiment:
     """Return how far the sum of what was sent is from the sum of all gradients, step by step.
 
     Every gradient is the same mean plus fresh noise of the same size, so a direction stays that
@@ -90,7 +90,9 @@ def feedback(seed: int, parameters: int, workers: int, steps: int) -> Experiment
     shown = [moment for moment in _MOMENTS if moment < steps] + [steps]
     for name in FEEDBACK_CODECS:
         for with_feedback in (False, True):
-            errors = _errors(name, seed, parameters, workers, steps, with_feedback=with_feedback)
+            errors = _measure_errors(
+                name, seed, parameters, workers, steps, with_feedback=with_feedback
+            )
             row: Row = {"codec": name, "error feedback": "yes" if with_feedback else "no"}
             row |= {f"step {moment}": round(errors[moment - 1], 5) for moment in shown}
             rows.append(row)
@@ -115,7 +117,7 @@ def feedback(seed: int, parameters: int, workers: int, steps: int) -> Experiment
     )
 
 
-def _errors(
+def _measure_errors(
     name: str, seed: int, parameters: int, workers: int, steps: int, *, with_feedback: bool
 ) -> list[float]:
     draw = np.random.RandomState(seed)
@@ -134,18 +136,18 @@ def _errors(
                 used.decode(encoded, out)
                 sent += out
             else:
-                sent += _through(codec, gradient)
+                sent += _round_trip(codec, gradient)
         errors.append(float(np.linalg.norm(sent - true) / np.linalg.norm(true)))
     return errors
 
 
-def _through(codec: Codec, gradient: Float32) -> Float32:
+def _round_trip(codec: Codec, gradient: Float32) -> Float32:
     out = np.empty_like(gradient)
     codec.decode(codec.encode(gradient), out)
     return out
 
 
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
+def _keep_largest(values: np.ndarray, count: int) -> np.ndarray:
     """Return the values with all but the largest magnitudes zero."""
     out = np.zeros_like(values)
     chosen = np.argsort(-np.abs(values), kind="stable")[:count]

@@ -30,7 +30,7 @@ class Experiment:
     formulas: Sequence[Formula]
     notes: Sequence[str] = ()
 
-    def lines(self) -> Iterator[str]:
+    def iter_lines(self) -> Iterator[str]:
         """Yield the experiment as text for people."""
         yield self.title
         yield ""

@@ -92,7 +92,7 @@ class _Variant:
         if peak.bytes is not None:
             self.peaks.append(peak.bytes)
 
-    def row(self, first: _Variant) -> Row:
+    def make_row(self, first: _Variant) -> Row:
         """Return the columns that both experiments have; the first step only warms up."""
         own, its = (statistics.median(each.seconds[1:]) for each in (self, first))
         peak = statistics.median(self.peaks[1:]) / 2**20 if self.peaks else None
@@ -104,22 +104,22 @@ class _Variant:
         }
 
 
-def precision(seed: int, steps: int) -> Experiment:
+def compare_precisions(seed: int, steps: int) -> Experiment:
     """Return time, memory and loss of fp32, and of bf16 and fp16 autocast."""
-    device = _device()
+    device = _choose_device()
     dtypes = {
         "fp32": None,
         "bf16 autocast": torch.bfloat16,
         "fp16 autocast, scaled loss": torch.float16,
     }
-    variants = {name: _variant(seed, device, dtype) for name, dtype in dtypes.items()}
+    variants = {name: _make_variant(seed, device, dtype) for name, dtype in dtypes.items()}
     _train(list(variants.values()), seed, steps)
     first = variants["fp32"]
     return Experiment(
         name="precision",
-        title=_title("mixed precision", device, steps, seed),
+        title=_format_title("mixed precision", device, steps, seed),
         rows=[
-            {"products in": name, **variant.row(first), "skipped steps": variant.skipped}
+            {"products in": name, **variant.make_row(first), "skipped steps": variant.skipped}
             for name, variant in variants.items()
         ],
         formulas=[
@@ -139,10 +139,10 @@ def precision(seed: int, steps: int) -> Experiment:
     )
 
 
-def checkpointing(seed: int, steps: int) -> Experiment:
+def compare_checkpointing(seed: int, steps: int) -> Experiment:
     """Return time, memory and loss with all activations kept, and with layers computed twice."""
-    device = _device()
-    kept, recomputed = (_variant(seed, device, None) for _ in range(2))
+    device = _choose_device()
+    kept, recomputed = (_make_variant(seed, device, None) for _ in range(2))
     recompute_activations(recomputed.model)
     _train([kept, recomputed], seed, steps)
     rows: list[tuple[str, _Variant, Recompute]] = [
@@ -151,9 +151,9 @@ def checkpointing(seed: int, steps: int) -> Experiment:
     ]
     return Experiment(
         name="checkpointing",
-        title=_title("gradient checkpointing", device, steps, seed),
+        title=_format_title("gradient checkpointing", device, steps, seed),
         rows=[
-            {"kept": name, **variant.row(kept), "planned MiB": _planned_bytes(recompute)}
+            {"kept": name, **variant.make_row(kept), "planned MiB": _planned_bytes(recompute)}
             for name, variant, recompute in rows
         ],
         formulas=[
@@ -175,14 +175,14 @@ _MEMORY = Formula(
 )
 
 
-def _title(what: str, device: torch.device, steps: int, seed: int) -> str:
+def _format_title(what: str, device: torch.device, steps: int, seed: int) -> str:
     return (
         f"{what}: {_ARCHITECTURE.num_layers} layers of {_ARCHITECTURE.hidden_size},"
         f" {ROWS} x {LENGTH} tokens, {steps} steps on {device}, seed {seed}"
     )
 
 
-def _device() -> torch.device:
+def _choose_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -214,7 +214,7 @@ class _RandomWeights:
         return Linear(self.tensor(f"{name}.weight"))
 
 
-def _variant(seed: int, device: torch.device, dtype: torch.dtype | None) -> _Variant:
+def _make_variant(seed: int, device: torch.device, dtype: torch.dtype | None) -> _Variant:
     weights = _RandomWeights(seed, device)
     model = Decoder(_ARCHITECTURE, _SIZES, "the lab's model", weights, None).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE)
@@ -223,13 +223,13 @@ def _variant(seed: int, device: torch.device, dtype: torch.dtype | None) -> _Var
 
 def _train(variants: Sequence[_Variant], seed: int, steps: int) -> None:
     processors = Processors(torch.get_num_threads())
-    for batch in _batches(seed, steps, variants[0].device):
+    for batch in _iter_batches(seed, steps, variants[0].device):
         torch.set_num_threads(processors.count_threads())
         for variant in variants:
             variant.step(batch)
 
 
-def _batches(seed: int, steps: int, device: torch.device) -> Iterator[Tensor]:
+def _iter_batches(seed: int, steps: int, device: torch.device) -> Iterator[Tensor]:
     """Yield token ids `[B, T + 1]`: nine times in ten a token decides which one follows it."""
     draw = np.random.default_rng(seed)
     follows = draw.permutation(VOCAB)
@@ -274,7 +274,7 @@ class PeakMemory:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         except OSError:
             return self
-        self._before = _resident("VmRSS")
+        self._before = _read_resident("VmRSS")
         return self
 
     def __exit__(
@@ -286,11 +286,11 @@ class PeakMemory:
         if self._before is None:
             return
         cuda = self._device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self._device) if cuda else _resident("VmHWM")
+        peak = torch.cuda.max_memory_allocated(self._device) if cuda else _read_resident("VmHWM")
         self.bytes = peak - self._before
 
 
-def _resident(field: str) -> int:
+def _read_resident(field: str) -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii")
     found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
     assert found is not None, f"/proc/self/status has no {field}"

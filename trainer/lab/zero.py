@@ -14,7 +14,7 @@ _STAGES = (
 )
 
 
-def zero(parameters: float, devices: int) -> Experiment:
+def compare_zero_stages(parameters: float, devices: int) -> Experiment:
     """Return the planner's bytes of a full training in mixed precision, for each stage."""
     whole = state_bytes(parameters, 0, devices)
     a_parameter = MIXED.weight + MIXED.gradient + MIXED.optimizer

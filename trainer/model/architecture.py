@@ -153,7 +153,7 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     check_keys(config, where)
     config = apply_defaults(config)
 
-    def size(key: str, default: int | None = None) -> int:
+    def read_size(key: str, default: int | None = None) -> int:
         value = config.get(key)
         value = default if value is None else value
         if type(value) is not int or value <= 0:
@@ -166,20 +166,20 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         value = config.get(key)
         if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
             raise InputError(f"{where}: {key} must be a number above zero, got {value!r}")
-    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    hidden, heads = read_size("hidden_size"), read_size("num_attention_heads")
     return Architecture(
         model_type=config["model_type"],
         hidden_size=hidden,
-        intermediate_size=size("intermediate_size"),
-        num_layers=size("num_hidden_layers"),
+        intermediate_size=read_size("intermediate_size"),
+        num_layers=read_size("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", hidden // heads),
-        vocab_size=size("vocab_size"),
+        num_kv_heads=read_size("num_key_value_heads", heads),
+        head_dim=read_size("head_dim", hidden // heads),
+        vocab_size=read_size("vocab_size"),
         tied=bool(config.get("tie_word_embeddings", False)),
         biased=biased_linears(family, config),
         normalised_heads=family.normalised_heads,
-        unrotated=_find_unrotated_layers(family, config, where, size("num_hidden_layers")),
+        unrotated=_find_unrotated_layers(family, config, where, read_size("num_hidden_layers")),
     )
 
 

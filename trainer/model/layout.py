@@ -151,7 +151,7 @@ class GradientLayout:
         The order in which blocks leave is this layout's, not the doubled one's.
         """
 
-        def behind(slot: TensorSlot) -> TensorSlot:
+        def shift_slot(slot: TensorSlot) -> TensorSlot:
             return TensorSlot(f"second moment of {slot.name}", slot.shape, self.size + slot.start)
 
         second = (
@@ -160,7 +160,7 @@ class GradientLayout:
                 block.name,
                 self.size + block.start,
                 self.size + block.stop,
-                tuple(map(behind, block.tensors)),
+                tuple(map(shift_slot, block.tensors)),
             )
             for block in self.blocks
         )

@@ -230,8 +230,10 @@ class AdamW:
         settings = self.settings
         beta1, beta2 = np.float32(settings.beta1), np.float32(settings.beta2)
         rest1, rest2 = np.float32(1 - settings.beta1), np.float32(1 - settings.beta2)
-        step_size = np.float32(learning_rate / (1 - power(settings.beta1, state.step - restarted)))
-        correction = np.float32(math.sqrt(1 - power(settings.beta2, state.step)))
+        step_size = np.float32(
+            learning_rate / (1 - compute_power(settings.beta1, state.step - restarted))
+        )
+        correction = np.float32(math.sqrt(1 - compute_power(settings.beta2, state.step)))
         epsilon = np.float32(settings.epsilon)
         decay = np.float32(1 - learning_rate * settings.weight_decay)
         clip = np.float32(scale)
@@ -283,7 +285,7 @@ def weights_digest(flat: Flat) -> str:
     return blake3(_little_endian(flat)).hexdigest()
 
 
-def power(base: float, exponent: int) -> float:
+def compute_power(base: float, exponent: int) -> float:
     """Return base**exponent by squaring: only multiplications, the same bits on every machine."""
     result = 1.0
     while exponent:

@@ -135,7 +135,7 @@ def choose_replica(
     """
     openers = openers or OPENERS
 
-    def opener(backend: RequestedBackend) -> Callable[[], Replica]:
+    def make_opener(backend: RequestedBackend) -> Callable[[], Replica]:
         named = backend == wanted
         request = BackendRequest(
             model_dir,
@@ -153,7 +153,7 @@ def choose_replica(
         return lambda: openers[backend](request)
 
     return ReplicaChoice(
-        *first_usable(wanted, gpu, {backend: opener(backend) for backend in CHAIN})
+        *first_usable(wanted, gpu, {backend: make_opener(backend) for backend in CHAIN})
     )
 
 
@@ -190,7 +190,7 @@ def first_usable(
     )
 
 
-def in_brackets(reason: str) -> str:
+def format_reason(reason: str) -> str:
     """Return why a backend was taken as the end of a line: in short on a machine without a GPU."""
     short = NO_GPU if reason.startswith(NO_GPU) else reason
     return f" ({short})" if short else ""
@@ -205,7 +205,7 @@ def _backends_to_try(wanted: RequestedBackend, gpu: str) -> tuple[RequestedBacke
     return tuple(backend for backend in CHAIN if not (gpu and backend == "cpu"))
 
 
-def cuda_device(gpu: str) -> str:
+def find_cuda_device(gpu: str) -> str:
     """Return torch's name of a working CUDA device.
 
     Raises:
@@ -248,7 +248,7 @@ def check_vulkan_computes(model_dir: Path, config: RunConfig) -> None:
         raise UnusableError(reason)
 
 
-def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
+def open_vulkan_device(gpu: str, *, allow_software: bool) -> Device:
     """Return an opened Vulkan device that passes the admission test.
 
     Raises:
@@ -279,7 +279,7 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
 
 
 def _open_cuda(request: BackendRequest) -> Replica:
-    device = cuda_device(request.gpu)
+    device = find_cuda_device(request.gpu)
     return _torch_replica(request, device)
 
 
@@ -293,7 +293,7 @@ def _open_wgpu(request: BackendRequest) -> Replica:
     if request.rest:
         raise UnusableError("it does not compute logits whose tail is one number (tail_samples 0)")
     check_vulkan_computes(request.model_dir, request.config)
-    device = vulkan_device(request.gpu, allow_software=request.named)
+    device = open_vulkan_device(request.gpu, allow_software=request.named)
     from trainer.replica.wgpu.gpu.errors import DeviceError
     from trainer.replica.wgpu.replica import WgpuReplica
 

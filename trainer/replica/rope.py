@@ -19,7 +19,7 @@ from trainer.system.errors import InputError
 _THETA = 10_000.0
 
 
-def rope_tables(
+def compute_rope_tables(
     config: Mapping[str, Any], head_dim: int, length: int, where: str
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return cosines and sines, fp32 `[length, head_dim / 2]`, for positions 0 to length - 1.
@@ -29,14 +29,16 @@ def rope_tables(
     Raises:
         InputError: the scaling lacks a number.
     """
-    angles = np.arange(length, dtype=np.float32)[:, None] * rope_frequencies(
+    angles = np.arange(length, dtype=np.float32)[:, None] * compute_rope_frequencies(
         config, head_dim, where
     )
     wide = angles.astype(np.float64)
     return np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
 
 
-def rope_frequencies(config: Mapping[str, Any], head_dim: int, where: str) -> NDArray[np.float32]:
+def compute_rope_frequencies(
+    config: Mapping[str, Any], head_dim: int, where: str
+) -> NDArray[np.float32]:
     """Return the radians by which each pair of a head turns per position, fp32 `[head_dim / 2]`.
 
     Raises:

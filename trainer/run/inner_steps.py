@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainer.config.optimizer import OptimizerConfig
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.adamw import AdamW, TrainState, power, square_sum
+from trainer.optimizer.adamw import AdamW, TrainState, compute_power, square_sum
 from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.replica.base import Replica, StepResult
 
@@ -174,7 +174,11 @@ class InnerSteps:
         # Of as many steps as the plan has until here, whatever this worker's speed: a mean needs
         # one bias for all, which `_reset_local_state` then counts from.
         beta, due = self._settings.beta2, self._plan.find_inner_steps(step).stop
-        bias = (1 - power(beta, due)) / (1 - power(beta, self._taken)) if self._taken else 0.0
+        bias = (
+            (1 - compute_power(beta, due)) / (1 - compute_power(beta, self._taken))
+            if self._taken
+            else 0.0
+        )
         return self._common.second_moment[span] * np.float32(bias * weight)
 
     def _gradient_block(self, index: int) -> Float32:

@@ -32,7 +32,9 @@ from trainer.run.inner_steps import InnerSteps
 log = logging.getLogger(__name__)
 
 
-def weight_of(batch: Sequence[Encoded], class_weights: Sequence[int] | None = None) -> int:
+def compute_loss_weight(
+    batch: Sequence[Encoded], class_weights: Sequence[int] | None = None
+) -> int:
     """Return what a mean over the batch divides by: samples by class, pairs, or target tokens."""
     if batch and batch[0].rejected is not None:
         return len(batch)
@@ -67,7 +69,7 @@ class Worker:
     """(seed, epoch, length) -> the permutation of `range(length)` that an epoch visits."""
     alpha: Callable[[int], float] | None = None
     """The divergence's share at an inner step, counted from 1, of a distillation."""
-    weigh: Callable[[Sequence[Any]], int] = weight_of
+    weigh: Callable[[Sequence[Any]], int] = compute_loss_weight
     """Returns what a mean over a shard divides by; called when its gradient begins to leave."""
     watts: Callable[[], float | None] = lambda: None
     """The host's power, if a budget needs it and something measures it."""

@@ -172,7 +172,7 @@ class RunRecorder:
             self._on_event(kind, details)
         self._publish_status()
 
-    def step(self, event: Step) -> None:
+    def log_step(self, event: Step) -> None:
         """Log a step that was committed."""
         self._check_lease()
         if self._budget:

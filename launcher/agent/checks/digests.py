@@ -23,12 +23,14 @@ HASH_DEADLINE = 900.0
 """Seconds: the first time gigabytes are read from a disk; later the digests are cached."""
 
 _SCHEMA = "motley.digests/1"
-_SETTLED = 3.0
+_MINIMUM_AGE = 3.0
 """Seconds that a file must have been unchanged: a change within a clock tick leaves no trace."""
 _MOST = 4096
 
 
-def digests(paths: Sequence[Path], state_folder: Path, below: Path | None = None) -> dict[str, str]:
+def hash_paths(
+    paths: Sequence[Path], state_folder: Path, below: Path | None = None
+) -> dict[str, str]:
     """Return `SIZE:BLAKE3` of each file by its name, or by its path below a folder.
 
     Raises:
@@ -49,7 +51,7 @@ def digests(paths: Sequence[Path], state_folder: Path, below: Path | None = None
             known[key] = [mark, f"{before.st_size}:{hasher.hexdigest()}"]
         name = path.relative_to(below) if below in path.parents and below else path.name
         result[str(name)] = known[key][1]
-        if time.time() - before.st_ctime < _SETTLED:
+        if time.time() - before.st_ctime < _MINIMUM_AGE:
             del known[key]
     if known != memory:
         _write_cache(state_folder / CACHE, known)
@@ -66,7 +68,7 @@ def file_content(path: str, state_folder: str) -> dict[str, str]:
 
     if HUB.fullmatch(path):
         return {}
-    return digests(find_data(Path(path)).files, Path(state_folder), Path(path))
+    return hash_paths(find_data(Path(path)).files, Path(state_folder), Path(path))
 
 
 def describe_difference(one: dict[str, str], other: dict[str, str]) -> str:

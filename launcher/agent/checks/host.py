@@ -109,8 +109,8 @@ def check_cuda(python: str | None, cards: Sequence[str]) -> Finding:
     except OSError as error:
         return Finding("fail", f"{python}: {error.strerror}", "install the trainer there")
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"{python} ended with {done.returncode}"]
-        return Finding("fail", said[-1], _NO_CUDA)
+        lines = done.stderr.strip().splitlines() or [f"{python} ended with {done.returncode}"]
+        return Finding("fail", lines[-1], _NO_CUDA)
     seen = done.stdout.strip()
     if seen != str(len(cards)):
         planned = ", ".join(cards)

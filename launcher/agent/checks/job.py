@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import validate_call
 
-from launcher.agent.checks.digests import HASH_DEADLINE, digests
+from launcher.agent.checks.digests import HASH_DEADLINE, hash_paths
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.host import check_folder
 from launcher.agent.checks.logits_folder import check_logits
@@ -106,7 +106,7 @@ def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
     except InputError:
         return {}
     # The tokenizer is included: a different one turns the same data into different samples.
-    return digests(sorted({*weights, *digested_files(folder)}), state_folder, folder)
+    return hash_paths(sorted({*weights, *digested_files(folder)}), state_folder, folder)
 
 
 def _absent_model(path: str) -> Finding:
@@ -295,7 +295,7 @@ class Workload:
 
 @operation("workload", deadline=DATA_DEADLINE)
 @validate_call
-def workload(settings: dict[str, Any]) -> Workload | None:
+def read_workload(settings: dict[str, Any]) -> Workload | None:
     """Return the workload of a run; None if the model or the data cannot be read here.
 
     Args:
@@ -318,7 +318,7 @@ def workload(settings: dict[str, Any]) -> Workload | None:
 
 @operation("scoring", deadline=DATA_DEADLINE)
 @validate_call
-def scoring(
+def read_scoring_workload(
     model: Path,
     data: list[Path],
     tokenizer: Path | None,
@@ -353,7 +353,9 @@ def read_measured_speeds(logits: Path) -> list[Measured]:
 
 @operation("student", deadline=DATA_DEADLINE)
 @validate_call
-def student(model: Path | None, config: str | None, tokenizer: Path | None) -> ModelShape | None:
+def read_student_shape(
+    model: Path | None, config: str | None, tokenizer: Path | None
+) -> ModelShape | None:
     """Return the shape of a distillation's student; None if it cannot be read here."""
     try:
         from trainer.distill.workload import student_shape

@@ -68,7 +68,7 @@ def listen(
 ) -> ListenResult:
     """Listen until every peer has connected and finished, or `deadline` seconds have passed."""
     until = time.monotonic() + deadline
-    hall = _LinkServer(token, peers, until)
+    link_server = _LinkServer(token, peers, until)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         # Not checked before: a child that another thread forks may hold that socket a while.
@@ -81,20 +81,22 @@ def listen(
     with server, selectors.DefaultSelector() as selector:
         server.setblocking(False)
         selector.register(server, selectors.EVENT_READ)
-        while not hall.is_done() and time.monotonic() < until:
+        while not link_server.is_done() and time.monotonic() < until:
             if not selector.select(_RETRY):
                 continue
             with contextlib.suppress(OSError):
                 client, _ = server.accept()
-                threading.Thread(target=hall.serve_client, args=(client,), daemon=True).start()
-    return ListenResult(connected=tuple(sorted(hall.heard)))
+                threading.Thread(
+                    target=link_server.serve_client, args=(client,), daemon=True
+                ).start()
+    return ListenResult(connected=tuple(sorted(link_server.connected)))
 
 
 class _LinkServer:
     """The clients of the listening end."""
 
     def __init__(self, token: str, peers: Sequence[str], until: float) -> None:
-        self.heard: set[str] = set()
+        self.connected: set[str] = set()
         self._token = token
         self._expected = set(peers)
         self._gone: set[str] = set()
@@ -116,7 +118,7 @@ class _LinkServer:
                 return
             name = str(fields.get("name"))
             client.sendall(b"ok\n")
-            self.heard.add(name)
+            self.connected.add(name)
             if self._turn.acquire(timeout=max(0.0, self._until - time.monotonic())):
                 try:
                     _serve_bursts(client)

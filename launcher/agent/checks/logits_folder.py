@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.checks.digests import HASH_DEADLINE, digests
+from launcher.agent.checks.digests import HASH_DEADLINE, hash_paths
 from launcher.agent.checks.finding import Finding
 from launcher.agent.operation import operation
 from trainer.data.shards import ANSWERS_SCHEMA, shards_schema
@@ -59,7 +59,7 @@ def logits_content(path: str | Path, state_folder: str | Path) -> dict[str, str]
         return {}
     shards = _read_shards(folder)
     vouched = {name: digest for name, digest in shards.items() if digest is not None}
-    return digests([folder / DATASET], Path(state_folder)) | vouched
+    return hash_paths([folder / DATASET], Path(state_folder)) | vouched
 
 
 def _read_shards(folder: Path) -> dict[str, str | None]:

@@ -59,7 +59,7 @@ def check_share(path: str, deadline: float = DEADLINE) -> Finding:
         cwd="/",
     )
     try:
-        said, complaint = child.communicate(timeout=deadline)
+        output, complaint = child.communicate(timeout=deadline)
     except subprocess.TimeoutExpired:
         child.kill()
         for pipe in (child.stdout, child.stderr):
@@ -74,7 +74,7 @@ def check_share(path: str, deadline: float = DEADLINE) -> Finding:
     if child.returncode != 0:
         last = (complaint.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
         return Finding("fail", f"{path}: {last}", _REMEDY)
-    return judge_trials(path, json.loads(said))
+    return judge_trials(path, json.loads(output))
 
 
 @operation("share_source")

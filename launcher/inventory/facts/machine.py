@@ -84,12 +84,12 @@ def describe_machine() -> Machine:
 
 def detect_provider(dmi: Path = Path("/sys/class/dmi/id")) -> str:
     """Return the cloud provider that this machine's firmware names."""
-    said = {
+    firmware = {
         name: read_content(dmi / name)
         for name in ("sys_vendor", "product_name", "chassis_asset_tag")
     }
     for name, value, cloud in _CLOUDS:
-        if said[name].startswith(value):
+        if firmware[name].startswith(value):
             return cloud
     return ""
 

@@ -12,7 +12,7 @@ from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import MOST_SPEND
 from launcher.runs.estimate import estimate_cost
 from launcher.runs.records.self_reports import read_training
-from launcher.terminal import working
+from launcher.terminal import show_progress
 from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
@@ -38,7 +38,7 @@ def authorise_start(
     budget.check_prices()
     there = found.connections[plan.leader.host]
     spent = _read_earlier_cost(there, plan, budget)
-    with working("estimating the cost"):
+    with show_progress("estimating the cost"):
         cost = estimate_cost(job, plan, found, _read_done_steps(there, plan) if spent else 0)
     unit, ceiling = budget.currency, budget.ceiling
     before = f"{money_text(spent)} {unit} were spent, and " if spent else ""
@@ -54,10 +54,10 @@ def authorise_start(
         return
     money, hours = cost.money, cost.seconds / 3600
     time = f"{hours:.2f} h" if hours >= 0.1 else f"{cost.seconds:.0f} s"
-    said = f"{before}{money_text(money)} {unit} are planned for {time}"
+    summary = f"{before}{money_text(money)} {unit} are planned for {time}"
     if spent + money > ceiling:
-        raise OverBudgetError(f"{said}, {_ceiling_remedy(ceiling, unit)}")
-    report(f"budget: {said}; the ceiling is {money_text(ceiling)} {unit}")
+        raise OverBudgetError(f"{summary}, {_ceiling_remedy(ceiling, unit)}")
+    report(f"budget: {summary}; the ceiling is {money_text(ceiling)} {unit}")
 
 
 def _ceiling_remedy(ceiling: float, unit: str | None) -> str:

@@ -90,21 +90,21 @@ class CheckContext:
         """The leader's host; empty without a plan."""
         return "" if self._plan is None else self._plan.leader.host
 
-    def host(self, name: str) -> Host:
+    def find_host(self, name: str) -> Host:
         """Return a host as it was surveyed."""
         return next(host for host in self.found.hosts if host.name == name)
 
-    def connection(self, name: str) -> Connection:
+    def find_connection(self, name: str) -> Connection:
         """Return the connection to a host."""
         return self.found.connections[name]
 
-    def processes(self, name: str) -> list[ProcessPlan]:
+    def list_processes(self, name: str) -> list[ProcessPlan]:
         """Return the planned processes of a host."""
         return [process for process in self.plan.processes if process.host == name]
 
     def state_folder(self, name: str) -> str:
         """Return where a host of the plan keeps its runs."""
-        return self.processes(name)[0].state_folder
+        return self.list_processes(name)[0].state_folder
 
     def same_machine(self, name: str, other: str) -> bool:
         """Whether two names are one machine."""

@@ -32,7 +32,9 @@ def files_probe(check: str, question: Operation[[Path], Finding]) -> Probe:
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         paths = {
-            path for each in cluster.processes(name) for path in each.required_paths.get(check, ())
+            path
+            for each in cluster.list_processes(name)
+            for path in each.required_paths.get(check, ())
         }
         yield from (host_question(question, Path(path)) for path in sorted(paths))
 
@@ -42,7 +44,7 @@ def files_probe(check: str, question: Operation[[Path], Finding]) -> Probe:
 def held_out(cluster: CheckContext, name: str) -> Iterator[Question]:
     """The samples that a student or an evaluator reads, with their names of keys."""
     distillation, found = cluster.distillation, dict[str, Mapping[str, str]]()
-    for process in cluster.processes(name):
+    for process in cluster.list_processes(name):
         columns = distillation.student.columns
         if (evaluation := distillation.evaluation) is not None and process.role == "evaluator":
             columns = evaluation.columns
@@ -59,7 +61,7 @@ def folders_probe(check: str) -> Probe:
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         for folder in sorted(
-            {p.writable_folders.get(check, "") for p in cluster.processes(name)} - {""}
+            {p.writable_folders.get(check, "") for p in cluster.list_processes(name)} - {""}
         ):
             yield partial(_find_common, cluster, name, folder, check), CHECK_DEADLINE
 
@@ -68,7 +70,7 @@ def folders_probe(check: str) -> Probe:
 
 def probe_output(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Only the student writes to the output."""
-    for process in cluster.processes(name):
+    for process in cluster.list_processes(name):
         if "output" in process.writable_folders:
             output = Path(process.writable_folders["output"])
             yield host_question(job.check_output, output, cluster.plan.run_id)
@@ -101,7 +103,7 @@ def _compare_with_leader(
     try:
         own.write(path, b"")
         try:
-            seen = cluster.connection(head).exists(str(PurePosixPath(there).parent / mark))
+            seen = cluster.find_connection(head).exists(str(PurePosixPath(there).parent / mark))
         finally:
             own.remove_file(path)
     except (LauncherError, OSError) as error:
@@ -113,7 +115,7 @@ def _compare_with_leader(
 
 def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Check what a host's units can see and write, which no other check covers."""
-    if cluster.connection(name).units:
+    if cluster.find_connection(name).units:
         asked = {
             unit_of(cluster.plan.run_id, process): {
                 "reads": [
@@ -124,6 +126,6 @@ def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
                 ],
                 "writes": [process.folder, *process.writable_folders.values()],
             }
-            for process in cluster.processes(name)
+            for process in cluster.list_processes(name)
         }
         yield host_question(check_sandboxes, asked)

@@ -109,7 +109,7 @@ def _is_compared(cluster: CheckContext, name: str, path: str) -> bool:
 
 def _host_digests(cluster: CheckContext, name: str, files: _Input) -> HostDigests:
     subject = {**files.subject, "state_folder": cluster.state_folder(name)}
-    new = HostDigests(lambda: cluster.connection(name).ask(files.content, **subject))
+    new = HostDigests(lambda: cluster.find_connection(name).ask(files.content, **subject))
     return cluster.contents.setdefault((name, files.content.name, files.path), new)
 
 
@@ -131,13 +131,13 @@ def probe_checkpoints(cluster: CheckContext, name: str) -> Iterator[Question]:
 
 def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Check what a host's units can see and write, which no other check covers."""
-    if not cluster.connection(name).units:
+    if not cluster.find_connection(name).units:
         return
     config = cluster.config
     inputs = [config.model.path, config.data.train, config.data.validation]
     reads = [path for path in inputs if path is not None and PurePosixPath(path).is_absolute()]
     asked: dict[str, dict[str, list[str]]] = {}
-    for process in cluster.processes(name):
+    for process in cluster.list_processes(name):
         writes = [cluster.state_folder(name)]
         if process is cluster.plan.leader:
             writes += filter(None, [config.output, config.checkpoint.folder])

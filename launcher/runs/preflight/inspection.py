@@ -99,7 +99,7 @@ def _on_launcher(
     """Return a probe that the launcher answers itself, from its connection to a host."""
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
-        if not cluster.host(name).is_local:
+        if not cluster.find_host(name).is_local:
             yield find, CHECK_DEADLINE
 
     return probe
@@ -161,23 +161,23 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
 def _trainer_program(cluster: CheckContext, name: str) -> tuple[str, bool]:
     """Return the program of a host's trainer, and whether it is that of its agent."""
     own = cluster.plan.get_host(name).trainer_command is None
-    return cluster.processes(name)[0].argv[0], own
+    return cluster.list_processes(name)[0].argv[0], own
 
 
 def _probe_trainer(cluster: CheckContext, name: str) -> Iterator[Question]:
-    trains = any(process.device for process in cluster.processes(name))
+    trains = any(process.device for process in cluster.list_processes(name))
     yield host_question(check_trainer, *_trainer_program(cluster, name), trains)
 
 
 def _probe_devices(cluster: CheckContext, name: str) -> Iterator[Question]:
     found = cluster.found
     spare = [f"{d.backend} {d.id} ({d.name})" for d in found.spare.get(name, ())]
-    used = [device for process in cluster.processes(name) for device in process.devices]
+    used = [device for process in cluster.list_processes(name) for device in process.devices]
     yield known_question(check_devices(used, found.problems.get(name, ()), spare))
 
 
 def _probe_gpus(cluster: CheckContext, name: str) -> Iterator[Question]:
-    cuda = [process for process in cluster.processes(name) if process.backend == "cuda"]
+    cuda = [process for process in cluster.list_processes(name) if process.backend == "cuda"]
     cards = sorted({device for process in cuda for device in process.devices})
     if cards and not cluster.found.problems.get(name):
         yield host_question(check_trainer_cuda, *_trainer_program(cluster, name), cards)
@@ -185,13 +185,13 @@ def _probe_gpus(cluster: CheckContext, name: str) -> Iterator[Question]:
 
 def _secure_boot(cluster: CheckContext, name: str) -> Iterator[Question]:
     broken = bool(cluster.found.problems.get(name))
-    devices = cluster.host(name).devices or ()
+    devices = cluster.find_host(name).devices or ()
     if broken or any(device.backend == "cuda" for device in devices):
         yield host_question(check_secure_boot, broken)
 
 
 def _probe_sleep(cluster: CheckContext, name: str) -> Iterator[Question]:
-    if not cluster.host(name).is_local:
+    if not cluster.find_host(name).is_local:
         yield host_question(check_sleep)
 
 
@@ -200,7 +200,7 @@ def _probe_state_folder(cluster: CheckContext, name: str) -> Iterator[Question]:
 
 
 def _probe_shared_folder(cluster: CheckContext, name: str) -> Iterator[Question]:
-    folder = cluster.host(name).share_folder
+    folder = cluster.find_host(name).share_folder
     if folder is not None:
         yield host_question(check_share, folder)
 

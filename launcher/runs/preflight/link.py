@@ -63,7 +63,7 @@ class LinkTrial:
             question, address.strip("[]"), int(port), self._token, host, self._deadline
         )
         if crossing.stage == "done":
-            return judge_crossing(crossing, host, target, self._plan, heard=True)
+            return judge_crossing(crossing, host, target, self._plan, connected=True)
         # Only the coordinator's end knows whether it could listen.
         self._listened.wait(self._deadline + _MARGIN)
         if self._listening.problem:
@@ -74,7 +74,7 @@ class LinkTrial:
 
 
 def judge_crossing(
-    crossing: ProbeResult, host: str, target: str, plan: LaunchPlan, heard: bool
+    crossing: ProbeResult, host: str, target: str, plan: LaunchPlan, connected: bool
 ) -> Finding:
     """Return the finding of a crossing: the failed direction and the remedy."""
     head = plan.leader.host
@@ -90,7 +90,7 @@ def judge_crossing(
             f"a wrong MTU on that route is likely; compare: ip link, tracepath {target}",
         )
     if crossing.stage == "silent":
-        way = f"{head} -> {host}: its answers are lost" if heard else f"{host} -> {head}"
+        way = f"{head} -> {host}: its answers are lost" if connected else f"{host} -> {head}"
         return Finding("fail", f"no connection to {target}, {way}", open_port)
     if crossing.stage == "refused":
         return Finding(

@@ -154,11 +154,11 @@ class SessionSupervisor:
         It is what the supervisor wrote, checked against the running processes.
         """
         try:
-            said = self._read_written_state(process)
-            if said is None or said.is_over or _is_alive(self.connection, said.supervisor):
-                return said or ProcessState(state="absent")
+            written = self._read_written_state(process)
+            if written is None or written.is_over or _is_alive(self.connection, written.supervisor):
+                return written or ProcessState(state="absent")
             # It may have written its last state between the read and this check.
-            again = self._read_written_state(process) or said
+            again = self._read_written_state(process) or written
         except ValueError as error:
             return ProcessState(state="lost", message=str(error))
         return again if again.is_over else replace(again, state="lost", message=SUPERVISOR_LOST)
@@ -172,10 +172,10 @@ class SessionSupervisor:
         text = self._read_log(f"{self.process_folder(process)}/state.json", limit=_MOST_STATE)
         if not text:
             return None
-        said = validate_data(ProcessState, parse_json(text, "state.json"), "state.json")
-        if said.state not in get_args(Phase):
-            raise ValueError(f"state.json: there is no state {said.state}")
-        return said
+        state = validate_data(ProcessState, parse_json(text, "state.json"), "state.json")
+        if state.state not in get_args(Phase):
+            raise ValueError(f"state.json: there is no state {state.state}")
+        return state
 
     def stop_processes(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """Ask processes to end, and end them by force after `grace` seconds. Idempotent.
@@ -202,10 +202,10 @@ class SessionSupervisor:
 
     def wait_until_stopped(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """Wait until the supervisors are gone: `grace` seconds, and while they save."""
-        keepers = [(process, self.read_state(process).supervisor) for process in plans]
+        supervisors = [(process, self.read_state(process).supervisor) for process in plans]
         until = time.monotonic() + grace
         last, saved = until + LONGEST_SAVE, False
-        while left := [p for p, k in keepers if k and self.connection.is_alive(k)]:
+        while left := [p for p, k in supervisors if k and self.connection.is_alive(k)]:
             now = time.monotonic()
             if now >= until:
                 saves = any(self._is_saving(process) for process in left)
@@ -266,5 +266,5 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _is_alive(connection: Connection, keeper: ProcessIdentity | None) -> bool:
-    return keeper is not None and connection.is_alive(keeper)
+def _is_alive(connection: Connection, supervisor: ProcessIdentity | None) -> bool:
+    return supervisor is not None and connection.is_alive(supervisor)

@@ -119,7 +119,7 @@ def open_supervisor(
     return kind(connection, run_id, restart, home=home)
 
 
-def _is_wanted(said: dict[str, str]) -> bool:
+def _is_wanted(properties: dict[str, str]) -> bool:
     """Whether systemd runs a unit, or would at the next boot."""
-    active = said.get("ActiveState", "inactive") not in ("inactive", "failed")
-    return active or said.get("UnitFileState") == "enabled"
+    active = properties.get("ActiveState", "inactive") not in ("inactive", "failed")
+    return active or properties.get("UnitFileState") == "enabled"

@@ -84,7 +84,7 @@ class _Host(BaseModel):
     connection: Literal["local", "ssh", "none"] = "none"
     devices: Annotated[tuple[_Device, ...], Field(max_length=1024)] | None = None
 
-    def host(self) -> Host:
+    def build_host(self) -> Host:
         devices = tuple(Device(**device.model_dump()) for device in self.devices or ())
         way = "local" if self.connection == "local" else "none"
         return Host(name=self.name, connection=way, devices=devices)
@@ -133,7 +133,7 @@ def read_record(data: bytes, run_id: str) -> PlanRecord:
     plan = LaunchPlan(
         run_id=run_id,
         output=found.output,
-        hosts=tuple(host.host() for host in found.hosts),
+        hosts=tuple(host.build_host() for host in found.hosts),
         processes=tuple(process.plan() for process in found.processes),
     )
     return PlanRecord(plan, found.started)

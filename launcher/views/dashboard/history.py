@@ -44,7 +44,7 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 _Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
 _Word = Annotated[str, Field(max_length=64)]
 _Text = Annotated[str, Field(max_length=400)]
-_Said = Annotated[str, AfterValidator(lambda text: text[:400])]
+_ShortText = Annotated[str, AfterValidator(lambda text: text[:400])]
 _Ranks = Annotated[list[_Count], Field(max_length=_MOST_RANKS)]
 _Shard = Annotated[list[_Count], Field(min_length=3, max_length=3)]
 _Confusion = Annotated[
@@ -105,8 +105,8 @@ class _ValidationLine(_Line):
 class _AnswerLine(_Line):
     kind: Literal["answer"]
     number: _Count
-    prompt: _Said
-    text: _Said
+    prompt: _ShortText
+    text: _ShortText
 
 
 @dataclass(slots=True, kw_only=True)

@@ -159,22 +159,22 @@ def _event_stream(events: AsyncIterator[str]) -> Response:
 
 async def _watch_overview(observed: ObservedCluster) -> AsyncIterator[str]:
     """Yield the overview whenever it changed."""
-    said: Tree = {}
+    sent: Tree = {}
     while True:
         tree = await run_in_threadpool(observed.get_overview)
-        yield ": \n\n" if _is_same(tree, said) else _format_event("overview", json.dumps(tree))
-        said = tree
+        yield ": \n\n" if _is_same(tree, sent) else _format_event("overview", json.dumps(tree))
+        sent = tree
         await asyncio.sleep(_EVERY)
 
 
 async def _watch_run(observed: ObservedCluster, run_id: str, cursor: int) -> AsyncIterator[str]:
     """Yield a run's state whenever it changed, and the lines of its history after a cursor."""
-    said: Tree = {}
+    sent: Tree = {}
     while True:
         state, history = await run_in_threadpool(observed.get_run, run_id)
-        if not _is_same(state, said):
+        if not _is_same(state, sent):
             yield _format_event("state", json.dumps(state))
-            said = state
+            sent = state
         found = await run_in_threadpool(history.select_lines_after, cursor)
         if found is None:
             yield _format_event("reset", "{}", 0)

@@ -111,7 +111,7 @@ class ObservedCluster:
             gauges.start()
 
             def build_tree() -> Tree:
-                return self._build_overview(gauges.fresh(), time.monotonic() - began > STALE)
+                return self._build_overview(gauges.read_fresh(), time.monotonic() - began > STALE)
 
             return LiveTree(build_tree, _OVERVIEW_EVERY, gauges.close)
 
@@ -134,7 +134,7 @@ class ObservedCluster:
             telemetry.start()
 
             def build_tree() -> Tree:
-                tree = run_tree(telemetry.latest())
+                tree = run_tree(telemetry.get_snapshot())
                 try:
                     with suppress(FileNotFoundError):  # no step yet
                         history.read_on()

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.discovery.candidates import (
     Candidate,
-    host_name,
+    choose_host_name,
     merge_candidates,
     parse_address,
     ssh_config_hosts,
@@ -74,7 +74,7 @@ def test_one_sshd_is_one_candidate() -> None:
 
 
 def test_names_that_an_inventory_takes() -> None:
-    assert host_name(("lambda", "10.0.0.5"), ()) == "lambda"
-    assert host_name(("lambda",), ("lambda", "lambda-2")) == "lambda-3"
-    assert host_name(("localhost", "10.0.0.5"), ()) == "10.0.0.5"
-    assert host_name(("{{ lookup('pipe', 'id') }}", "a: b", "fd00::5"), ()) == "host"
+    assert choose_host_name(("lambda", "10.0.0.5"), ()) == "lambda"
+    assert choose_host_name(("lambda",), ("lambda", "lambda-2")) == "lambda-3"
+    assert choose_host_name(("localhost", "10.0.0.5"), ()) == "10.0.0.5"
+    assert choose_host_name(("{{ lookup('pipe', 'id') }}", "a: b", "fd00::5"), ()) == "host"

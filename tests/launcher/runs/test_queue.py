@@ -139,7 +139,7 @@ def test_hosts_that_do_not_answer_check_nothing_now(
     def silent(*_: object, **__: object) -> NoReturn:
         raise UnreachableError("host far: no answer within 8 s")
 
-    monkeypatch.setattr("launcher.runs.cluster.look_around", silent)
+    monkeypatch.setattr("launcher.runs.cluster.survey_hosts", silent)
     check_inputs(Cluster(None, start), order(), told.append)
     assert told == [
         "model and data are checked when the job starts: host far: no answer within 8 s"

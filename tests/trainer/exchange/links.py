@@ -24,7 +24,7 @@ def make_link(
     closed: Callable[[Link, str], Any] = lambda _link, _reason: None,
 ) -> Link:
     """Return a link that has not begun."""
-    return Link(run, opened=opened, frame=frame, heard=heard, closed=closed, max_queued=9)
+    return Link(run, opened=opened, frame=frame, on_bytes=heard, closed=closed, max_queued=9)
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -31,7 +31,7 @@ class RememberingKeeper:
     def emit(self, event: dict[str, Any]) -> None:
         self.events.append(event)
 
-    def step(self, event: Step) -> None:
+    def log_step(self, event: Step) -> None:
         self.emit({"event": "step", **vars(event)})
 
     def save(self, save: Save) -> None:

@@ -95,7 +95,7 @@ class SimulatedShell:
         worker.heard = worker.beat = self.now
         self.wires[self._count] = (worker.wire, worker)
         worker.wire.down.decoder.accept_tensors()
-        worker.wire.up.send([worker.session.join_frame()])
+        worker.wire.up.send([worker.session.make_join_frame()])
         self._perform(self.coordinator.add_connection(self._count, certified, self.now))
 
     def kill(

@@ -50,7 +50,7 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
             made.serve_connection(connection)
             peer.sendall(b"MOTL")  # of a frame that the link has not read yet
             links[0].send([Shutdown(reason="over", exit_code=6).to_frame(1)])
-            links[0].close("over", told=True)
+            links[0].close("over", notified=True)
             await asyncio.sleep(0)
             for _ in range(3):
                 await loop.run_in_executor(None, peer.sendall, bytes(100_000))

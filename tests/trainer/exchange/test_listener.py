@@ -126,7 +126,7 @@ def test_a_silent_handshake_is_ended(
         (silent,) = await knock(door, clients, 1)
         assert await asyncio.to_thread(silent.recv, 1) == b""
         assert not links
-        assert not door._strangers
+        assert not door._pending
 
     (event,) = with_door(use, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     assert event["reason"] == "127.0.0.1: no TLS handshake within 0.1 s"
@@ -156,7 +156,7 @@ def test_descriptors_are_kept_back(
         door, links, _ = given
         for _ in range(3):
             await knock(door, clients, 20)
-            assert len(door._strangers) <= 10, "half of what is left may be strangers"
+            assert len(door._pending) <= 10, "half of what is left may be strangers"
             assert len(links) <= 20
             for link in links[:5]:
                 door.admit_link(link)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainer.lab.compression import feedback, top_k
+from trainer.lab.compression import measure_feedback, top_k
 from trainer.system.errors import InputError
 
 
@@ -30,7 +30,7 @@ def test_what_is_no_density_is_refused(density: float) -> None:
 
 
 def test_feedback_brings_back_what_its_absence_loses() -> None:
-    rows: Any = feedback(seed=42, parameters=500, workers=2, steps=60).rows
+    rows: Any = measure_feedback(seed=42, parameters=500, workers=2, steps=60).rows
     errors = {(row["codec"], row["error feedback"]): row for row in rows}
     for codec in ("int8", "int4"):
         without = [errors[codec, "no"][f"step {step}"] for step in (1, 10, 30, 60)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainer.lab.experiment import Value
-from trainer.lab.training import PeakMemory, precision
+from trainer.lab.training import PeakMemory, compare_precisions
 
 pytestmark = pytest.mark.long
 
@@ -44,7 +44,7 @@ def test_layers_computed_twice_give_the_same_loss_in_less_memory() -> None:
 
 
 def test_sixteen_bits_keep_the_loss_near_that_of_fp32() -> None:
-    fp32, bf16, fp16 = precision(seed=1, steps=2).rows
+    fp32, bf16, fp16 = compare_precisions(seed=1, steps=2).rows
     assert fp32["of the first"] == 1
     assert bf16["last loss"] == pytest.approx(fp32["last loss"], rel=0.01)
     assert fp16["last loss"] == pytest.approx(fp32["last loss"], rel=0.01)

@@ -8,7 +8,7 @@ import torch
 
 from trainer.config.optimizer import OptimizerConfig
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer.adamw import CHUNK, AdamW, TrainState, power, weights_digest
+from trainer.optimizer.adamw import CHUNK, AdamW, TrainState, compute_power, weights_digest
 
 
 def make_layout(*shapes: tuple[int, ...]) -> GradientLayout:
@@ -231,4 +231,4 @@ def test_digests():
 @pytest.mark.parametrize("base", [0.9, 0.999, 0.0])
 def test_power_agrees_with_libm(base: float):
     for exponent in (1, 2, 3, 100, 12_345):
-        assert power(base, exponent) == pytest.approx(base**exponent, rel=1e-12)
+        assert compute_power(base, exponent) == pytest.approx(base**exponent, rel=1e-12)

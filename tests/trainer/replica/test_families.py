@@ -261,7 +261,7 @@ def test_wgpu_refuses_the_others_before_anything_loads(
     folder = tiny.model("gemma2")
     config = tiny.config(folder)
     layout = build_layout(folder, config)
-    monkeypatch.setattr(backend, "vulkan_device", None)  # opening one would be an error
+    monkeypatch.setattr(backend, "open_vulkan_device", None)  # opening one would be an error
     reason = "wgpu: layers of gemma2 are computed by transformers' code alone"
     with pytest.raises(InputError, match=reason):
         backend.choose_replica("wgpu", "", folder, config, layout, 1)

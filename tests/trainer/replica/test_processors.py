@@ -13,8 +13,8 @@ from trainer.replica.torch.processors import (
     Processors,
     ProcessorUsage,
     SpeedWatch,
+    count_usable_processors,
     read_usage,
-    usable_processors,
 )
 
 
@@ -69,7 +69,7 @@ def test_it_looks_once_in_an_interval() -> None:
 @pytest.fixture
 def busy() -> Iterator[int]:
     """Keep every processor busy with others' work."""
-    count = usable_processors()
+    count = count_usable_processors()
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     loops = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
     for loop in loops:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from trainer.replica.rope import rope_tables
+from trainer.replica.rope import compute_rope_tables
 from trainer.system.errors import InputError
 
 LLAMA3 = {
@@ -43,7 +43,7 @@ def test_tables_are_those_of_transformers(settings: dict[str, Any], head_dim: in
         rope_parameters=settings,
     )
     theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(512)[None])
-    mine = rope_tables({"rope_parameters": settings}, head_dim, 512, "config.json")
+    mine = compute_rope_tables({"rope_parameters": settings}, head_dim, 512, "config.json")
     # Powers differ in their last bit between libraries; a position multiplies that.
     bounds = np.arange(1, 513)[:, None] * 2.0**-23
     for table, expected in zip(mine, theirs, strict=True):
@@ -57,8 +57,8 @@ def test_old_names_of_the_settings_are_read() -> None:
     }
     old = {"rope_theta": 500_000.0, "rope_scaling": {**scaling, "type": "llama3"}}
     for mine, theirs in zip(
-        rope_tables(old, 64, 128, ""),
-        rope_tables({"rope_parameters": LLAMA3}, 64, 128, ""),
+        compute_rope_tables(old, 64, 128, ""),
+        compute_rope_tables({"rope_parameters": LLAMA3}, 64, 128, ""),
         strict=True,
     ):
         assert np.array_equal(mine, theirs)
@@ -66,4 +66,4 @@ def test_old_names_of_the_settings_are_read() -> None:
 
 def test_a_scaling_that_lacks_a_number_is_refused() -> None:
     with pytest.raises(InputError, match=r"config\.json: rope_type linear needs factor"):
-        rope_tables({"rope_parameters": {"rope_type": "linear"}}, 64, 8, "config.json")
+        compute_rope_tables({"rope_parameters": {"rope_type": "linear"}}, 64, 8, "config.json")

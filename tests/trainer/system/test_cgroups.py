@@ -217,10 +217,10 @@ for folder in {[str(folder) for folder in own_groups]}:
         file.write(str(os.getpid()))
 from launcher.inventory.facts.devices import available_memory, main_memory, usable_cores
 from trainer.planning.defaults import own_rooms
-from trainer.replica.torch.processors import usable_processors
+from trainer.replica.torch.processors import count_usable_processors
 held = bytearray(100 << 20)
 room = own_rooms("cpu")[0].memory
-print(usable_cores(), usable_processors(), main_memory(), available_memory(), room)
+print(usable_cores(), count_usable_processors(), main_memory(), available_memory(), room)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

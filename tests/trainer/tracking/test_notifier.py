@@ -95,7 +95,7 @@ def step(number: int, seconds: float = 0.1) -> Step:
 def test_an_end_is_told_with_what_a_person_wants_to_know(
     recorder: RunRecorder, told: Told, tmp_path: Path
 ) -> None:
-    recorder.step(step(10))
+    recorder.log_step(step(10))
     recorder.close(0, "all steps are done")
     (event,) = told()
     assert event["schema"] == "motley.notify/2"
@@ -111,7 +111,7 @@ def test_an_end_is_told_with_what_a_person_wants_to_know(
 def test_every_other_end_has_its_name(
     recorder: RunRecorder, told: Told, code: int, event: str
 ) -> None:
-    recorder.step(step(3))
+    recorder.log_step(step(3))
     recorder.close(code, "a reason")
     assert [(e["event"], e["reason"]) for e in told()] == [(event, "a reason")]
 
@@ -144,7 +144,7 @@ def test_a_lost_host_and_its_return_are_told_as_data(
 
 def test_a_killed_run_that_resumes_says_so(recorder: RunRecorder, told: Told) -> None:
     """kill -9 leaves no time to tell; its supervisor starts the next attempt."""
-    recorder.step(step(4))
+    recorder.log_step(step(4))
     recorder.emit({"event": "resumed", "step": 3, "path": "step-000003"})
     assert [(e["event"], e["step"], e["reason"]) for e in told()] == [
         ("resumed", 3, "from step-000003")
@@ -179,7 +179,7 @@ def test_a_stall_is_told_once_with_what_it_waits_for_and_then_its_end(
     recorder = recorder_of(StuckStore(), tmp_path / "output", QUIET, notifier)
     recorder.emit({"event": "waiting", "reason": "for shard 3"})
     wait_for(lambda: log.exists() and log.read_text().endswith("\n"), "the stall")
-    recorder.step(step(1, seconds=3600.0))  # no stall for ten hours
+    recorder.log_step(step(1, seconds=3600.0))  # no stall for ten hours
     notifier.close()
     stalled, recovered = [json.loads(line) for line in log.read_text().splitlines()]
     assert stalled["event"] == "stalled"
@@ -200,7 +200,7 @@ def test_a_command_that_hangs_delays_no_step_and_the_end_a_bounded_time(tmp_path
     assert begun.wait(60)
     for number in range(1, 200):
         recorder.emit({"event": "resumed", "step": number, "path": "x"})  # more than may wait
-    recorder.step(step(200))
+    recorder.log_step(step(200))
     began = time.monotonic()
     notifier.close(wait=0.05)
     assert time.monotonic() - began < 30

@@ -253,7 +253,7 @@ def test_a_run_that_waits_says_so_until_it_goes_on(recorder: RunRecorder, tmp_pa
     assert state() == ("running", None)
     recorder.emit({"event": "waiting", "reason": "for shard 3"})
     assert state() == ("waiting", "for shard 3")
-    recorder.step(
+    recorder.log_step(
         Step(
             step=1,
             epoch=0,

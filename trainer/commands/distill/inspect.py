@@ -44,7 +44,7 @@ def inspect(folder: Path, sample: int, as_json: bool) -> None:
         "windows": sum(plan.windows for plan in plans),
         "tokens": sum(plan.tokens for plan in plans),
     }
-    teachers = _teachers(logits)
+    teachers = _list_teachers(logits)
     if as_json:
         description = json.loads(logits.description.to_json())
         del description["shards"]
@@ -62,7 +62,7 @@ def inspect(folder: Path, sample: int, as_json: bool) -> None:
         click.echo(line)
 
 
-def _teachers(logits: LogitsFolder) -> list[TeacherStatus]:
+def _list_teachers(logits: LogitsFolder) -> list[TeacherStatus]:
     """Read the heartbeats twice, one interval apart, if one of them claims to be alive."""
     from trainer.distill.logits.heartbeat import INTERVAL, TeacherWatch
 
@@ -104,7 +104,7 @@ def _report(
         lines.append(f"bytes        {found.bytes:,}, {found.bytes_per_token:.1f} a token")
     lines += [f"damaged      {reason}" for reason in found.damaged]
     if found.contents:
-        lines += _distributions(found.contents, scheme.kind == "topk")
+        lines += _describe_distributions(found.contents, scheme.kind == "topk")
     lines += [
         f"{name:12} {digest}"
         for name, digest in (
@@ -117,7 +117,7 @@ def _report(
     return lines + [_teacher_line(each) for each in teachers]
 
 
-def _distributions(contents: Contents, exact: bool) -> list[str]:
+def _describe_distributions(contents: Contents, exact: bool) -> list[str]:
     lines = [
         f"{'kept mass' if exact else 'mass inside':12} {contents.kept_mass:.4f} on average over "
         f"{contents.positions:,} positions of {contents.shards} shards"
@@ -135,12 +135,14 @@ def _distributions(contents: Contents, exact: bool) -> list[str]:
 
 
 def _teacher_line(status: TeacherStatus) -> str:
-    beat = status.state
-    line = f"{beat.name}: {beat.state}, {beat.shards_done} of {beat.shards} shards"
-    if beat.tokens_per_second:
-        line += f", {beat.tokens_per_second:,.0f} tokens/s"
-    if beat.reason:
-        line += f": {beat.reason}"
-    if beat.state in ("running", "waiting") and status.silent > 0:
+    heartbeat = status.state
+    line = (
+        f"{heartbeat.name}: {heartbeat.state}, {heartbeat.shards_done} of {heartbeat.shards} shards"
+    )
+    if heartbeat.tokens_per_second:
+        line += f", {heartbeat.tokens_per_second:,.0f} tokens/s"
+    if heartbeat.reason:
+        line += f": {heartbeat.reason}"
+    if heartbeat.state in ("running", "waiting") and status.silent > 0:
         line += ", no beat just now"
     return line

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.commands.place import place_options
-from trainer.commands.run_options import overrides, run_options
+from trainer.commands.run_options import collect_overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import apply_environment
 from trainer.config.notify_command import read_notify_command
@@ -90,7 +90,7 @@ def student(
         raise InputError(
             "give --teacher-logits DIR, and --student MODEL or --student-config and --tokenizer"
         )
-    given = overrides(flags, _SETTINGS, settings)
+    given = collect_overrides(flags, _SETTINGS, settings)
     config = run_config.load_config(source, given)
     if shape:
         given["model.path"] = str(Path(config.output) / "student")

@@ -43,7 +43,7 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
         for each in wrong:
             click.echo(f"{each.name} is damaged: {each.reason}")
         if missing:
-            click.echo(f"missing: {_ranges(missing)}")
+            click.echo(f"missing: {_summarize_names(missing)}")
         is_logits = isinstance(logits, LogitsFolder)
         sizes = {plan.number: plan.tokens if is_logits else plan.windows for plan in logits.plans}
         whole = sum(sizes[each.number] for each in found if each.state == "whole")
@@ -65,5 +65,5 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
 _STATES = ("whole", "missing", "damaged")
 
 
-def _ranges(names: list[str]) -> str:
+def _summarize_names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} shards, the first is {names[0]}"

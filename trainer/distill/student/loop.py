@@ -123,7 +123,7 @@ class Student:
         def divide_or_none(total: float | None, of: StepResult = result) -> float | None:
             return None if total is None or not of.weight else mean_loss(total, of.weight)
 
-        self.recorder.step(
+        self.recorder.log_step(
             Step(
                 step=number,
                 epoch=at.epoch,

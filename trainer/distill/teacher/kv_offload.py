@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.planning.vulkan_buffers import KVShape
-from trainer.replica.backend import UnusableError, vulkan_device
+from trainer.replica.backend import UnusableError, open_vulkan_device
 from trainer.replica.torch.cache import KVCache, LayerStore
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.system.errors import InputError
@@ -57,13 +57,13 @@ def open_store(
     """
     where = f"--kv-offload wgpu:{wanted.gpu}"
     try:
-        device = vulkan_device(wanted.gpu, allow_software=bool(wanted.gpu))
+        device = open_vulkan_device(wanted.gpu, allow_software=bool(wanted.gpu))
     except UnusableError as error:
         raise InputError(f"{where}: {error}") from None
-    from trainer.replica.wgpu.generation.kv_store import KVStore, fitting_layers
+    from trainer.replica.wgpu.generation.kv_store import KVStore, count_fitting_layers
 
     size = f"{rows} answers of {wanted.slots} tokens with their prompts"
-    fitting = fitting_layers(device, shape, rows, wanted.slots)
+    fitting = count_fitting_layers(device, shape, rows, wanted.slots)
     room = len(layers) if fitting is None else min(fitting, len(layers))
     count = min(wanted.layers or max(1, room), len(layers))
     if count > room:

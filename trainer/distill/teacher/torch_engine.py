@@ -25,9 +25,9 @@ from trainer.planning.teachers import ForwardSize, forward_bytes
 from trainer.replica.backend import (
     Compute,
     UnusableError,
-    cuda_device,
+    find_cuda_device,
     first_usable,
-    in_brackets,
+    format_reason,
 )
 from trainer.replica.torch.loader import load_frozen
 from trainer.system.cgroups import free_memory
@@ -213,9 +213,9 @@ def open_torch(
     device, _, reason = first_usable(
         compute.backend,
         compute.gpu,
-        {"cuda": lambda: cuda_device(compute.gpu), "wgpu": _no_wgpu, "cpu": lambda: "cpu"},
+        {"cuda": lambda: find_cuda_device(compute.gpu), "wgpu": _no_wgpu, "cpu": lambda: "cpu"},
     )
-    log.info("the teacher is on %s%s", device, in_brackets(reason))
+    log.info("the teacher is on %s%s", device, format_reason(reason))
     if device == "cpu" and dtype == "bfloat16" and emulates_bf16(torch.cpu.get_capabilities()):
         log.warning(
             "this CPU computes bf16 by emulation; --dtype float32, with twice the memory and a"

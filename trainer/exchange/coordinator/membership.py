@@ -90,7 +90,7 @@ class Coordinator:
         self._stop_reason, self._stop_code = "", 0
         self._no_worker_since = now
         self._stop_by = math.inf
-        self._last_tick = self._last_beat = now
+        self._last_tick = self._last_heartbeat = now
 
     # Events
 
@@ -121,7 +121,7 @@ class Coordinator:
     def record_activity(self, link: int, now: float) -> None:
         """Record that bytes were received on a link: the peer lives, also within a long frame."""
         if member := self.membership.find_member(link):
-            member.last_heard = now
+            member.last_received = now
 
     def remove_connection(self, link: int, reason: str, now: float) -> list[Action]:
         """Remove a link that was closed, or given up by its shell."""
@@ -139,7 +139,7 @@ class Coordinator:
         for link in self._pending.find_silent(now):
             self._expel_link(link, f"no JoinRequest within {JOIN_REQUEST_TIMEOUT:.0f} s", now)
         for member in list(self.membership):
-            if now - member.last_heard > self._settings.lost_after:
+            if now - member.last_received > self._settings.lost_after:
                 self._expel_link(member.link, f"silent for {self._settings.lost_after:g} s", now)
         for member, reason in self.training.find_late_members(now):
             self._expel_link(member.link, reason, now)
@@ -147,8 +147,8 @@ class Coordinator:
             self._expel_link(
                 member.link, self.membership.bar_rank(member, self._settings.join_deadline), now
             )
-        if now - self._last_beat >= self._settings.heartbeat:
-            self._last_beat = now
+        if now - self._last_heartbeat >= self._settings.heartbeat:
+            self._last_heartbeat = now
             for member in self.membership:
                 self._outbox.send_heartbeat(member)
         self._check_join_deadline(now)
@@ -223,7 +223,7 @@ class Coordinator:
         except RefusalError as refusal:
             refused = messages.JoinRefused(reason=str(refusal)[:1000], retry=refusal.retry)
             self._outbox.send(applicant, refused)
-            self._outbox.close_link(link, str(refusal), told=True)
+            self._outbox.close_link(link, str(refusal), notified=True)
             self._outbox.emit("refused", rank=request.rank, reason=str(refusal))
             return
         member.step, moments = state.step, state.step > 0
@@ -290,7 +290,7 @@ class Coordinator:
         self._pending.discard(link)
         end = messages.Shutdown(reason=reason[:1000], exit_code=exit_code)
         self._outbox.add(Send(link, [end.to_frame(0)]))
-        self._outbox.close_link(link, reason, told=True)
+        self._outbox.close_link(link, reason, notified=True)
 
     def _remove_member(self, member: Member, reason: str, now: float) -> None:
         self.membership.remove_member(member)
@@ -308,7 +308,7 @@ class Coordinator:
             return
         self._no_worker_since = min(now, self._no_worker_since + slept)
         for member in self.membership:
-            member.last_heard = min(now, member.last_heard + slept)
+            member.last_received = min(now, member.last_received + slept)
         self.training.audit.postpone_deadlines(slept)
         if task := self.training.task:
             task.deadline += min(slept, now - task.started)
@@ -386,7 +386,7 @@ class Coordinator:
         for member in self.membership:
             shutdown = messages.Shutdown(reason=reason[:1000], exit_code=worker_code)
             self._outbox.send(member, shutdown)
-            self._outbox.close_link(member.link, reason, told=True)
+            self._outbox.close_link(member.link, reason, notified=True)
         for link in self._pending.list_readers():
             self._shut_down_link(link, reason, worker_code)
         self._outbox.add(Finish(exit_code, reason))

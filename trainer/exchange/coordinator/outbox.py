@@ -35,9 +35,9 @@ class Outbox:
         frame = messages.Heartbeat().to_frame(member.generation, rank=member.rank)
         self.add(Send(member.link, [frame], if_idle=True))
 
-    def close_link(self, link: int, reason: str, *, told: bool = False) -> None:
+    def close_link(self, link: int, reason: str, *, notified: bool = False) -> None:
         """Close a link; if the peer was `told` the reason, it closes the link itself."""
-        self.add(Close(link, reason, told))
+        self.add(Close(link, reason, notified))
 
     def emit(self, event: str, **details: Any) -> None:
         """Log an event."""

@@ -58,8 +58,8 @@ class ErrorFeedback(SenderCodec):
 
     def compute_norm(self, blocks: Iterable[int]) -> float:
         """Return the L2 norm of the residuals of some blocks."""
-        owed = [self.residuals[block] for block in blocks]
-        return math.sqrt(math.fsum(float(np.dot(part, part)) for part in owed))
+        residuals = [self.residuals[block] for block in blocks]
+        return math.sqrt(math.fsum(float(np.dot(part, part)) for part in residuals))
 
     def encode(
         self, block: int, values: Float32, *, flush: bool = False, batch: int = 0

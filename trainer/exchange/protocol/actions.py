@@ -27,7 +27,7 @@ class Close:
 
     link: int
     reason: str
-    told: bool = False
+    notified: bool = False
     """The last message announces it: then the peer closes, once it has read that."""
 
 

@@ -37,7 +37,7 @@ class Member:
     generation: int
     """The membership epoch in which it came; frames of an earlier one are fenced off."""
     request: JoinRequest
-    last_heard: float
+    last_received: float
     delivery: StateDelivery = field(default_factory=StateDelivery)
     """The state that it is sent, and the frames queued after it."""
     proved: bool = False

@@ -214,7 +214,7 @@ class WorkerClient:
             self._tag,
             opened=self._on_opened,
             frame=self._on_frame,
-            heard=self._on_bytes,
+            on_bytes=self._on_bytes,
             closed=self._on_closed,
             max_queued=1_000_000,
         )
@@ -224,18 +224,18 @@ class WorkerClient:
             async with asyncio.timeout(CONNECT + HANDSHAKE):
                 connection = await connect_host(host, port)
                 link.serve_connection(await shake_hands(connection, self._context, server=False))
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
         while not self._lost.done():
             assert self._session is not None  # else `_opened` has ended the connection
             accepted = self._session.accepted
             # Not yet in: look often, for the first beat is due soon after being let in.
-            beat = accepted.heartbeat if accepted else _LOOK
+            interval = accepted.heartbeat if accepted else _LOOK
             # Twice the coordinator's own limit: it, not the worker, decides which end is lost.
             limit = 2 * accepted.lost_after if accepted else CONNECT + HANDSHAKE
-            await asyncio.wait([self._lost], timeout=beat)
+            await asyncio.wait([self._lost], timeout=interval)
             if self._link:
                 self._link.poll()
-            if self._link and time.monotonic() - self._heard > limit:
+            if self._link and time.monotonic() - self._last_received > limit:
                 self._link.abort(f"the coordinator was silent for {limit:g} s")
             elif self._link and (reading := self._session.reading) and self._is_overdue():
                 self._link.abort(reading.describe_stop("the coordinator"))
@@ -254,12 +254,12 @@ class WorkerClient:
         link.accept_tensors()
         request = self._request.model_copy(update={"transport": link.transport})
         self._session = Session(request, self._layout, self._codec, self._rounds)
-        link.send([self._session.join_frame()])
+        link.send([self._session.make_join_frame()])
 
     def _on_bytes(self, link: Link) -> None:
         """Note that bytes pass: on a slow line one frame can take longer than silence may last."""
         del link
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
 
     def _on_frame(self, link: Link, frame: Frame) -> None:
         assert self._session is not None

@@ -52,14 +52,14 @@ class Link:
         *,
         opened: _Callback,
         frame: Callable[[Link, Frame], None],
-        heard: _Callback,
+        on_bytes: _Callback,
         closed: Callable[[Link, str], None],
         max_queued: int,
         incompatible: Callable[[Link, str], None] | None = None,
     ) -> None:
         self._run = run
         self._opened, self._frame, self._closed = opened, frame, closed
-        self._heard = heard
+        self._on_bytes = on_bytes
         self._max_queued = max_queued
         self._incompatible = incompatible
         self._holding: asyncio.TimerHandle | None = None
@@ -67,7 +67,7 @@ class Link:
         self._reading = False
         """Whether the loop will read again by itself, so that an event need not."""
         self._closing = False
-        self._close_when_sent = self._told = False
+        self._close_when_sent = self._notified = False
         self.admitted = False
         """Whether the peer is known."""
         self.error: Exception | None = None
@@ -133,7 +133,7 @@ class Link:
         elif not self._blocked:
             self._write_queued()
 
-    def close(self, reason: str, *, told: bool = False) -> None:
+    def close(self, reason: str, *, notified: bool = False) -> None:
         """Send what is queued, then close.
 
         A peer that was `told` closes by itself, and what it still sends is dropped: to close with
@@ -142,7 +142,7 @@ class Link:
         if self._closing or self._socket is None:
             return
         self._reason = reason
-        self._told = told
+        self._notified = notified
         self._close_when_sent = True
         self._loop.call_later(FLUSH, self._end_link, None)
         if not self._blocked:
@@ -196,7 +196,7 @@ class Link:
                 return
             if not self._closing:
                 if not taken:
-                    self._heard(self)
+                    self._on_bytes(self)
                 count += self._handle_bytes(count)
             taken += count
         if self._shared is None and self._socket is not None:
@@ -228,7 +228,7 @@ class Link:
             self.error = error
             if self._incompatible:
                 self._incompatible(self, str(error))
-            self.close(str(error), told=self._incompatible is not None)
+            self.close(str(error), notified=self._incompatible is not None)
         except ProtocolError as error:
             self.abort(str(error))
         return 0
@@ -264,7 +264,7 @@ class Link:
     def _on_writable(self) -> None:
         assert self._socket is not None
         self._loop.remove_writer(self._socket)
-        self._heard(self)
+        self._on_bytes(self)
         self._write_queued()
 
     # Inside
@@ -279,7 +279,7 @@ class Link:
         """Send the end of the stream; then the peer's end comes, or `close` waits no longer."""
         assert self._socket is not None
         self._closing = True
-        if not self._told:
+        if not self._notified:
             with suppress(OSError, ValueError):
                 if isinstance(self._socket, ssl.SSLSocket):
                     self._socket.unwrap()

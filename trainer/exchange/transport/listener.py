@@ -104,7 +104,7 @@ class Listener:
         self._bound = bound
         self._make_link = make_link
         self._refusals = refusals
-        self._strangers: dict[Link, _PendingPeer] = {}
+        self._pending: dict[Link, _PendingPeer] = {}
         self._members: set[Link] = set()
         self._room = max(_LEAST, _count_free_descriptors() - RESERVED)
 
@@ -126,21 +126,21 @@ class Listener:
             if listening.fileno() >= 0:
                 asyncio.get_running_loop().remove_reader(listening)
             listening.close()
-        for link, stranger in list(self._strangers.items()):
+        for link, peer in list(self._pending.items()):
             if link.is_open:
                 link.abort("the run is over")
             else:
-                stranger.beginning.cancel()
-        self._strangers.clear()
+                peer.beginning.cancel()
+        self._pending.clear()
 
     def admit_link(self, link: Link) -> None:
         """Count a link as a member's from now on."""
-        if self._strangers.pop(link, None):
+        if self._pending.pop(link, None):
             self._members.add(link)
 
     def forget_link(self, link: Link) -> None:
         """Forget a link."""
-        self._strangers.pop(link, None)
+        self._pending.pop(link, None)
         self._members.discard(link)
 
     def _accept_connections(self, listening: socket.socket) -> None:
@@ -172,11 +172,11 @@ class Listener:
 
     def _has_room(self, host: str) -> bool:
         """Return whether one more connection of an address may begin."""
-        from_there = sum(stranger.host == host for stranger in self._strangers.values())
+        from_there = sum(stranger.host == host for stranger in self._pending.values())
         return (
-            len(self._strangers) < min(MAX_PENDING, self._room // 2)
+            len(self._pending) < min(MAX_PENDING, self._room // 2)
             and from_there < MAX_PENDING_PER_ADDRESS
-            and len(self._strangers) + len(self._members) < self._room
+            and len(self._pending) + len(self._members) < self._room
         )
 
     def _report_refusal(self, host: str, reason: str) -> None:
@@ -194,8 +194,8 @@ class Listener:
             if not begun:
                 connection.close()
 
-        self._strangers[link] = _PendingPeer(host, asyncio.create_task(begin()))
-        self._strangers[link].beginning.add_done_callback(end)
+        self._pending[link] = _PendingPeer(host, asyncio.create_task(begin()))
+        self._pending[link].beginning.add_done_callback(end)
 
     async def _shake_hands(self, link: Link, connection: socket.socket, host: str) -> None:
         connection.setblocking(False)
@@ -203,13 +203,13 @@ class Listener:
             async with asyncio.timeout(HANDSHAKE):
                 ready = await shake_hands(connection, self._bound.context, server=True)
         except ssl.SSLCertVerificationError as error:
-            self._strangers.pop(link, None)
+            self._pending.pop(link, None)
             self._report_refusal(host, f"its certificate is not accepted: {error.verify_message}")
         except Exception as error:  # whatever a stranger does to TLS ends the stranger alone
-            self._strangers.pop(link, None)
+            self._pending.pop(link, None)
             silent = isinstance(error, TimeoutError)
-            said = f"no TLS handshake within {HANDSHAKE:g} s" if silent else "no TLS handshake"
-            self._report_refusal(host, said)
+            reason = f"no TLS handshake within {HANDSHAKE:g} s" if silent else "no TLS handshake"
+            self._report_refusal(host, reason)
         else:
             link.serve_connection(ready)
 

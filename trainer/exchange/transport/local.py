@@ -36,7 +36,7 @@ class LocalExchange:
         self._session = session
         self._recorder = recorder
         self._events: deque[Event] = deque()
-        self._outgoing: deque[Frame] = deque([session.join_frame()])
+        self._outgoing: deque[Frame] = deque([session.make_join_frame()])
         self._stop_reason: str | None = None
         self._lent: dict[int, NDArray[np.float32]] = {}
         if session.shared:
@@ -108,7 +108,7 @@ class LocalExchange:
                 case Save():
                     self._recorder.save(action)
                 case Step():
-                    self._recorder.step(action)
+                    self._recorder.log_step(action)
                 case Emit(event=event):
                     self._recorder.emit(event)
                 case Finish():

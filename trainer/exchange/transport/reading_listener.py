@@ -68,7 +68,7 @@ class ReadingListener(ReadingThread):
             run_tag(self._run_id),
             opened=self._on_opened,
             frame=self._on_frame,
-            heard=lambda _: None,
+            on_bytes=lambda _: None,
             closed=self._on_closed,
             max_queued=MAX_QUEUED,
             incompatible=lambda link, reason: _refuse(link, RefusalError(reason)),

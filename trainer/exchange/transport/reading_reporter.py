@@ -68,7 +68,7 @@ class ReadingReporter(ReadingThread):
             run_tag(self._run_id),
             opened=self._on_opened,
             frame=self._on_frame,
-            heard=lambda _: None,
+            on_bytes=lambda _: None,
             closed=lambda link, reason: self._on_lost(link.error or reason),
             max_queued=MAX_QUEUED,
         )

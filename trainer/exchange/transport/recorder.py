@@ -15,7 +15,7 @@ class Recorder(Protocol):
         """Log an event."""
         ...
 
-    def step(self, event: Step) -> None:
+    def log_step(self, event: Step) -> None:
         """Log a step that was committed."""
         ...
 

@@ -189,7 +189,7 @@ class GradientServer:
             self._run,
             opened=self._on_opened,
             frame=self._on_frame,
-            heard=self._on_bytes,
+            on_bytes=self._on_bytes,
             closed=self._on_closed,
             max_queued=self._max_queued,
             incompatible=self._on_incompatible,
@@ -255,15 +255,15 @@ class GradientServer:
                     link = self._links.get(number)
                     if link and (link.is_idle or not if_idle):
                         link.send(frames)
-                case Close(link=number, reason=reason, told=told):
+                case Close(link=number, reason=reason, notified=told):
                     if link := self._links.get(number):
-                        link.close(reason, told=told)
+                        link.close(reason, notified=told)
                 case ApplyUpdate():
                     self._apply_when_sent()
                 case Save():
                     self._recorder.save(action)
                 case Step():
-                    self._recorder.step(action)
+                    self._recorder.log_step(action)
                 case Emit(event=event):
                     self._emit_event(event)
                 case Finish():

@@ -92,7 +92,7 @@ class Session:
         self._gradient: Float32 | None = None
         self._dealt: dict[int, ShardAssignment] = {}
 
-    def join_frame(self) -> Frame:
+    def make_join_frame(self) -> Frame:
         """Return the request to join."""
         return self.request.to_frame(0)
 
@@ -166,10 +166,10 @@ class Session:
         if self.codec.has_feedback and isinstance(message, ShardResult):
             shard = self._dealt.get(message.shard)
             every = range(len(self._layout.blocks))
-            owing = set(every)
+            pending = set(every)
             if shard and shard.flush_residuals:
-                owing -= set(every if shard.missing_blocks is None else shard.missing_blocks)
-            message = message.model_copy(update={"residual_norm": self.codec.compute_norm(owing)})
+                pending -= set(every if shard.missing_blocks is None else shard.missing_blocks)
+            message = message.model_copy(update={"residual_norm": self.codec.compute_norm(pending)})
         yield self.make_frame(message, step)
 
     def make_frame(self, message: messages.Message, step: int = 0) -> Frame:

@@ -147,13 +147,13 @@ def model_config(
         InputError: a key is missing or describes what is not converted.
     """
 
-    def value(key: str) -> Any:
+    def read_value(key: str) -> Any:
         if key not in values:
             raise InputError(f"{path}: lacks {key}, so this is not a complete GGUF model")
         return values[key]
 
-    def size(key: str, default: int | None = None) -> int:
-        found = value(key) if default is None else values.get(key, default)
+    def read_size(key: str, default: int | None = None) -> int:
+        found = read_value(key) if default is None else values.get(key, default)
         if isinstance(found, list):
             raise InputError(
                 f"{path}: {key} differs between layers, which is not converted; give the original"
@@ -163,8 +163,8 @@ def model_config(
             raise InputError(f"{path}: {key} must be a positive integer, got {found!r}")
         return int(found)
 
-    def number(key: str, default: float | None = None) -> float:
-        found = value(key) if default is None else values.get(key, default)
+    def read_number(key: str, default: float | None = None) -> float:
+        found = read_value(key) if default is None else values.get(key, default)
         if not isinstance(found, int | float | np.number) or not 0 < found < math.inf:
             raise InputError(f"{path}: {key} must be a number above zero, got {found!r}")
         return _shortest_decimal(float(found))
@@ -173,8 +173,8 @@ def model_config(
     for key, found in values.items() if tokens else ():
         if key.endswith("_token_id") and found not in range(tokens):
             raise InputError(f"{path}: {key} is {found!r}, the file has {tokens:,} tokens")
-    hidden, heads = size("embedding_length"), size("attention.head_count")
-    dim = size("attention.key_length", hidden // heads)
+    hidden, heads = read_size("embedding_length"), read_size("attention.head_count")
+    dim = read_size("attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if values.get(key, dim) != dim:
             raise InputError(
@@ -187,17 +187,17 @@ def model_config(
         "model_type": model_type,
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "intermediate_size": size("feed_forward_length"),
-        "num_hidden_layers": size("block_count"),
+        "intermediate_size": read_size("feed_forward_length"),
+        "num_hidden_layers": read_size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": size("attention.head_count_kv", heads),
+        "num_key_value_heads": read_size("attention.head_count_kv", heads),
         "head_dim": dim,
         "vocab_size": embedding[0],
-        "max_position_embeddings": size("context_length"),
-        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": read_size("context_length"),
+        "rms_norm_eps": read_number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": {
-            "rope_theta": number("rope.freq_base", 10000.0),
-            **_rope_scaling(values, number, size, path),
+            "rope_theta": read_number("rope.freq_base", 10000.0),
+            **_rope_scaling(values, read_number, read_size, path),
         },
         "tie_word_embeddings": "output.weight" not in shapes,
         "initializer_range": 0.02,

@@ -223,18 +223,22 @@ def _make_template_step(
     end: Any = metadata.get("ggml.eos_token_id")
     around = [token for token, wanted in ((begin, first), (end, last)) if wanted]
 
-    def part(letter: str, kind: int) -> list[dict[str, Any]]:
+    def build_sequence(letter: str, kind: int) -> list[dict[str, Any]]:
         text = {"Sequence": {"id": letter, "type_id": kind}}
 
-        def special(token: int) -> dict[str, Any]:
+        def build_special(token: int) -> dict[str, Any]:
             return {"SpecialToken": {"id": tokens[token], "type_id": kind}}
 
-        return [*([special(begin)] if first else []), text, *([special(end)] if last else [])]
+        return [
+            *([build_special(begin)] if first else []),
+            text,
+            *([build_special(end)] if last else []),
+        ]
 
     return {
         "type": "TemplateProcessing",
-        "single": part("A", 0),
-        "pair": [*part("A", 0), *part("B", 1)],
+        "single": build_sequence("A", 0),
+        "pair": [*build_sequence("A", 0), *build_sequence("B", 1)],
         "special_tokens": {
             tokens[token]: {"id": tokens[token], "ids": [token], "tokens": [tokens[token]]}
             for token in around

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.config.run import RunConfig
 from trainer.planning.replica import check_script_fits
-from trainer.replica.backend import BackendRequest, Opener, UnusableError, cuda_device
+from trainer.replica.backend import BackendRequest, Opener, UnusableError, find_cuda_device
 from trainer.replica.base import EvalResult, OnBlock, Replica, StepResult
 from trainer.replica.script import checks
 from trainer.replica.script.user_script import ScriptFaultError, UserScript
@@ -187,7 +187,7 @@ def script_openers(script: UserScript) -> dict[RequestedBackend, Opener]:
             raise UnusableError("a script computes with torch")
         if request.threads is not None:
             torch.set_num_threads(request.threads)
-        device = cuda_device(request.gpu) if backend == "cuda" else "cpu"
+        device = find_cuda_device(request.gpu) if backend == "cuda" else "cpu"
         tensors = (*script.model.parameters(), *script.model.buffers())
         check_script_fits(
             *(script.layout, request.config.exchange),

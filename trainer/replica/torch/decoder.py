@@ -123,7 +123,7 @@ class Backbone(nn.Module):
             self.layers.add_module(str(number), layer)
         if layers.stop == architecture.num_layers:
             self.norm = RMSNorm(stored.tensor("model.norm.weight"), eps)
-        turns = torch.from_numpy(rope.rope_frequencies(tree, architecture.head_dim, where))
+        turns = torch.from_numpy(rope.compute_rope_frequencies(tree, architecture.head_dim, where))
         self._turns = torch.cat((turns, turns)).to(next(self.parameters()).device)
 
     def forward(

@@ -175,7 +175,7 @@ class LoraParameter(nn.Module):
 
 
 @contextmanager
-def without_adapters(model: nn.Module) -> Iterator[None]:
+def disable_adapters(model: nn.Module) -> Iterator[None]:
     """Let a model compute what its base does."""
     kinds = LoraLinear, LoraParameter
     found = [module for module in model.modules() if isinstance(module, kinds)]

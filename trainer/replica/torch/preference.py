@@ -21,7 +21,7 @@ from torch import Tensor
 from trainer.model.families import PLAIN, Logits
 from trainer.replica.torch.batch import MicroBatch
 from trainer.replica.torch.kd_loss import iterate_chunks, row_losses, shape_logits
-from trainer.replica.torch.linear import without_adapters
+from trainer.replica.torch.linear import disable_adapters
 from trainer.replica.torch.objective import biased_product, hidden_states
 
 
@@ -40,7 +40,7 @@ def pair_losses(
         shape: what becomes of the head's product.
         reference: makes the model the reference while it is entered; None: the base.
     """
-    with torch.no_grad(), reference or without_adapters(model):
+    with torch.no_grad(), reference or disable_adapters(model):
         known = _log_likelihoods(model, batch, autocast, shape)
     ratios = _log_likelihoods(model, batch, autocast, shape) - known
     rewards = beta * ratios.view(2, -1)

@@ -37,7 +37,7 @@ class ProcessorUsage(NamedTuple):
     """Of all processors together, given to other guests by the hypervisor."""
 
 
-def usable_processors() -> int:
+def count_usable_processors() -> int:
     """Return how many processors this process may use."""
     if psutil.LINUX:
         return cgroups.count_processors(len(os.sched_getaffinity(0)))
@@ -72,7 +72,7 @@ class Processors:
         self, most: int, count: int | None = None, look: Callable[[], ProcessorUsage] = read_usage
     ) -> None:
         self._most = most
-        self._count = usable_processors() if count is None else count
+        self._count = count_usable_processors() if count is None else count
         self._look = look
         self._last = self._look()
         self._threads = most
@@ -95,11 +95,11 @@ class SpeedWatch:
         self._look = look
         self._best = 0.0
         self._slow_since: ProcessorUsage | None = None
-        self._said = False
+        self._reported = False
 
     def observe(self, tokens: int, seconds: float) -> str | None:
         """Record a computation; return a line if there is one to log."""
-        if self._said or tokens == 0 or seconds <= 0:
+        if self._reported or tokens == 0 or seconds <= 0:
             return None
         speed = tokens / seconds
         if speed * _SLOWER >= self._best:
@@ -112,7 +112,7 @@ class SpeedWatch:
         elapsed = now.clock - self._slow_since.clock
         if elapsed < _FOR:
             return None
-        self._said = True
+        self._reported = True
         others = (now.busy - self._slow_since.busy) - (now.own - self._slow_since.own)
         stolen = now.stolen - self._slow_since.stolen
         return (

@@ -38,7 +38,7 @@ def import_checkpoint() -> None:
     import torch._dynamo  # noqa: F401 - the import is the purpose
 
 
-def recomputes_together(config: RunConfig, model_dir: Path, device: torch.device) -> bool:
+def agree_on_recomputation(config: RunConfig, model_dir: Path, device: torch.device) -> bool:
     """Return the same for all processes of the default group, which share a model.
 
     They gather and send layer by layer, so that all do it if memory is short on one.

@@ -90,9 +90,9 @@ def tune_device(device: Device, wanted: Iterable[Product]) -> Iterator[list[Vari
 def _time_variant(device: Device, product: Product, variant: Variant) -> float:
     """Return the best of a few runs, without compilation."""
     m, n, k = product.m, product.n, product.k
-    a = device.array((k, m) if product.trans_a else (m, k))
-    b = device.array((n, k) if product.trans_b else (k, n), product.kind_b)
-    c = device.array((m, n))
+    a = device.create_array((k, m) if product.trans_a else (m, k))
+    b = device.create_array((n, k) if product.trans_b else (k, n), product.kind_b)
+    c = device.create_array((m, n))
     graph = Graph(device)
     gemm(
         graph,

@@ -60,7 +60,7 @@ class Bucket:
         """Length of the vector; every part begins at an aligned byte."""
         return sum(padded_words(count) for count in self.regions.values())
 
-    def window(self, vector: Array, name: str) -> Array:
+    def slice_vector(self, vector: Array, name: str) -> Array:
         """Return a part of the vector on the device."""
         offset = 0
         for part, count in self.regions.items():
@@ -131,7 +131,7 @@ def pack_samples(
     }
     entries, entropy = 0, 0.0
     if shares is not None:
-        entries = table_width(samples, places)
+        entries = compute_table_width(samples, places)
         taught = make_tables(samples, places, entries)
         parts["taught"], parts["weights"] = taught.classes.reshape(-1), taught.weights.reshape(-1)
         parts["shares"] = np.array(shares, np.float32)
@@ -171,7 +171,7 @@ class SoftTargetTables:
     """Of all rows together, in nats: their cross-entropy less this is the divergence."""
 
 
-def table_width(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]]) -> int:
+def compute_table_width(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]]) -> int:
     """Return the most entries of any target, rounded up to a power of two for fewer recordings."""
     most = 1
     for sample, chosen in zip(samples, places, strict=True):

@@ -46,9 +46,9 @@ class Engine:
         self._device = device
         self._decoder = decoder
         self._keep = keep
-        self._sums = device.array((3, _WORDS), "u32")
-        self._uploads = device.array((_WORDS,), "u32")
-        self._results = device.array((_PREDICTIONS,), "u32")
+        self._sums = device.create_array((3, _WORDS), "u32")
+        self._uploads = device.create_array((_WORDS,), "u32")
+        self._results = device.create_array((_PREDICTIONS,), "u32")
         self._pool = MemoryPool(device)
         self._recordings = self._none_yet()
 
@@ -83,14 +83,19 @@ class Engine:
             count = micro.bucket.samples
             place = 4 * (_PREDICTIONS + first)
 
-            def before(encoder: Any, start: int = start, recording: Recording = recording) -> None:
+            def copy_vector(
+                encoder: Any, start: int = start, recording: Recording = recording
+            ) -> None:
                 vector = recording.vector
                 encoder.copy_buffer_to_buffer(
                     self._uploads.buffer, start, vector.buffer, vector.offset, vector.nbytes
                 )
 
             submit_recording(
-                recording, micro, before, after_segment if last and after_segment else _do_nothing
+                recording,
+                micro,
+                copy_vector,
+                after_segment if last and after_segment else _do_nothing,
             )
             if recording.predictions is not None:
                 self._copy_region(recording.predictions, place, 4 * count)
@@ -119,7 +124,7 @@ class Engine:
         self._uploads = self._at_least(self._uploads, len(vector))
         self._results = self._at_least(self._results, _PREDICTIONS + samples)
         if len(vector):
-            self._device.write(self._uploads.rows(0, len(vector)), vector)
+            self._device.write(self._uploads.slice_rows(0, len(vector)), vector)
         sizes = [4 * len(micro.vector) for micro in micros]
         return [sum(sizes[:number]) for number in range(len(sizes))]
 
@@ -128,10 +133,10 @@ class Engine:
             return array
         assert array.buffer is not None
         self._device.release(array.buffer)
-        return self._device.array((2 * words,), "u32")
+        return self._device.create_array((2 * words,), "u32")
 
     def _copy_region(self, source: Array, place: int, count: int) -> None:
-        encoder = self._device.encoder()
+        encoder = self._device.create_encoder()
         encoder.copy_buffer_to_buffer(
             source.buffer, source.offset, self._results.buffer, place, count
         )

@@ -66,22 +66,24 @@ def draw_values(sizes: Sizes) -> dict[str, NDArray[np.float32]]:
     """
     rng = np.random.default_rng(0)
 
-    def normal(*shape: int) -> NDArray[np.float32]:
+    def draw_normal(*shape: int) -> NDArray[np.float32]:
         values = rng.standard_normal(shape) / np.sqrt(shape[-1])
         return values.astype(np.float32)
 
-    values = {"x": normal(sizes.samples * sizes.length, sizes.hidden) * np.float32(8)}
+    values = {"x": draw_normal(sizes.samples * sizes.length, sizes.hidden) * np.float32(8)}
     for name, (out, inner) in sizes.linears.items():
-        values[name] = normal(out, inner)
-        values[f"{name}.a"] = normal(sizes.rank, inner)
-        values[f"{name}.b"] = normal(out, sizes.rank)
-    values["q.bias"] = normal(sizes.linears["q"][0])
+        values[name] = draw_normal(out, inner)
+        values[f"{name}.a"] = draw_normal(sizes.rank, inner)
+        values[f"{name}.b"] = draw_normal(out, sizes.rank)
+    values["q.bias"] = draw_normal(sizes.linears["q"][0])
     for name, width in sizes.norms.items():
-        values[name] = 1 + normal(width)
+        values[name] = 1 + draw_normal(width)
     return values
 
 
-def layer_output(values: Mapping[str, Values], rope: tuple[Values, Values], sizes: Sizes) -> Values:
+def compute_layer_output(
+    values: Mapping[str, Values], rope: tuple[Values, Values], sizes: Sizes
+) -> Values:
     """Return the layer's output `[samples * length, hidden]`.
 
     Args:
@@ -99,7 +101,7 @@ def layer_output(values: Mapping[str, Values], rope: tuple[Values, Values], size
         scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + sizes.eps)
         return x / scale * values[name]
 
-    def heads(x: Values) -> Values:
+    def reshape_heads(x: Values) -> Values:
         return x.reshape(sizes.samples, sizes.length, -1, sizes.head_dim).swapaxes(1, 2)
 
     def rotate_heads(x: Values) -> Values:
@@ -111,13 +113,13 @@ def layer_output(values: Mapping[str, Values], rope: tuple[Values, Values], size
     x = values["x"]
     normed = norm("input_norm", x)
     group = sizes.heads // sizes.kv_heads
-    queries = rotate_heads(norm("q_norm", heads(linear("q", normed))))
-    keys = rotate_heads(norm("k_norm", heads(linear("k", normed)))).repeat(group, axis=1)
+    queries = rotate_heads(norm("q_norm", reshape_heads(linear("q", normed))))
+    keys = rotate_heads(norm("k_norm", reshape_heads(linear("k", normed)))).repeat(group, axis=1)
     scores = queries @ keys.swapaxes(2, 3) / np.sqrt(sizes.head_dim)
     future = np.triu(np.ones((sizes.length, sizes.length), bool), 1)
     weights = np.exp(np.where(future, -np.inf, scores))
     weights /= weights.sum(axis=-1, keepdims=True)
-    attended = weights @ heads(linear("v", normed)).repeat(group, axis=1)
+    attended = weights @ reshape_heads(linear("v", normed)).repeat(group, axis=1)
     middle = x + linear("o", attended.swapaxes(1, 2).reshape(len(x), -1))
 
     normed = norm("post_norm", middle)
@@ -144,13 +146,13 @@ class LossFixture:
     temperature: float
 
 
-def draw_lesson(sizes: Sizes) -> tuple[LossFixture, dict[str, NDArray[np.float32]]]:
+def draw_fixture(sizes: Sizes) -> tuple[LossFixture, dict[str, NDArray[np.float32]]]:
     """Return the lesson, and the weights `table` `[V, hidden]` and `norm` `[hidden]`."""
     rng = np.random.default_rng(3)
     vocabulary, count, entries = 100, 8, 4
     classes = [rng.permutation(vocabulary)[:entries] for _ in range(count)]
     classes[0][1] = label = 7  # a teacher may predict the label
-    lesson = LossFixture(
+    fixture = LossFixture(
         ids=rng.integers(0, 10, 2 * count).astype(np.uint32),
         rows=np.arange(0, 2 * count, 2, dtype=np.uint32),
         labels=np.array([[label], *rng.integers(0, vocabulary, (count - 1, 1))], np.uint32),
@@ -161,10 +163,10 @@ def draw_lesson(sizes: Sizes) -> tuple[LossFixture, dict[str, NDArray[np.float32
     )
     table = rng.standard_normal((vocabulary, sizes.hidden)) / 4
     norm = 1 + rng.standard_normal(sizes.hidden) / 4
-    return lesson, {"table": table.astype(np.float32), "norm": norm.astype(np.float32)}
+    return fixture, {"table": table.astype(np.float32), "norm": norm.astype(np.float32)}
 
 
-def logit_gradients(rows: int, classes: int) -> NDArray[np.float32]:
+def compute_logit_gradients(rows: int, classes: int) -> NDArray[np.float32]:
     """Return what the cross-entropy gives for logits: softmax less one at each row's label.
 
     With the classes of a real vocabulary a row is one number near -1 among tiny ones: the product
@@ -177,14 +179,14 @@ def logit_gradients(rows: int, classes: int) -> NDArray[np.float32]:
     return gradients.astype(np.float32)
 
 
-def loss_sums(
-    values: Mapping[str, Values], lesson: LossFixture, sizes: Sizes
+def compute_loss_sums(
+    values: Mapping[str, Values], fixture: LossFixture, sizes: Sizes
 ) -> tuple[float, float]:
     """Return the cross-entropy with the labels and with the teacher, each summed over rows.
 
     The table is the embedding and the output matrix, with only the norm between them.
     """
-    x = values["table"][lesson.ids[lesson.rows]]
+    x = values["table"][fixture.ids[fixture.rows]]
     scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + sizes.eps)
     logits = x / scale * values["norm"] @ values["table"].T
 
@@ -192,8 +194,8 @@ def loss_sums(
         total = np.log(np.exp(z).sum(axis=-1, keepdims=True))
         return float((weights * (total - np.take_along_axis(z, classes, axis=-1))).sum())
 
-    ones = np.ones(lesson.labels.shape)
+    ones = np.ones(fixture.labels.shape)
     taught = cross_entropy(
-        logits / lesson.temperature, lesson.classes, lesson.weights.astype(np.float64)
+        logits / fixture.temperature, fixture.classes, fixture.weights.astype(np.float64)
     )
-    return cross_entropy(logits, lesson.labels, ones), taught
+    return cross_entropy(logits, fixture.labels, ones), taught

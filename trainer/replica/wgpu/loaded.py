@@ -14,7 +14,7 @@ from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.vulkan_buffers import slots_for
-from trainer.replica.rope import rope_tables
+from trainer.replica.rope import compute_rope_tables
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
@@ -72,13 +72,13 @@ def load_model(
         raise InputError(f"{where}: {reason}; use --gpu-backend cpu or cuda")
     architecture = read_architecture(model_dir)
     length = slots_for(config.data.max_seq_len, 0)
-    tables = rope_tables(tree, architecture.head_dim, length, where)
+    tables = compute_rope_tables(tree, architecture.head_dim, length, where)
     pool, slots = MemoryPool(device), Slots(layout)
     with log_if_slow(f"loading {model_dir}"):
         frozen = load_frozen(model_dir, config, pool)
     weights = slots.take_arrays(pool, "trainable")
     gradients = [] if evaluates else slots.take_arrays(pool, "gradients")
-    cosines, sines = (device.array(table.shape) for table in tables)
+    cosines, sines = (device.create_array(table.shape) for table in tables)
     device.write(cosines, tables[0])
     device.write(sines, tables[1])
     of_gradients = slots.tensors_by_name(gradients) if gradients else {}

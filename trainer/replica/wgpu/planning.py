@@ -14,7 +14,12 @@ from trainer.planning.vulkan import USABLE, plan_vulkan_memory
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import MemoryBudget, Purpose, available_memory, check_fits
+from trainer.replica.wgpu.gpu.pool import (
+    MemoryBudget,
+    Purpose,
+    check_fits,
+    measure_available_memory,
+)
 from trainer.system.errors import InputError
 
 _TOKENS = 8192
@@ -45,7 +50,7 @@ def plan_replica(
     Raises:
         InputError: one sample does not fit.
     """
-    there = available_memory(device.adapter)
+    there = measure_available_memory(device.adapter)
     of = partial(plan_memory, model_dir, config, layout, evaluates=evaluates)
     recompute = config.training.recompute
     choices = (False, True) if recompute is None else (recompute,)

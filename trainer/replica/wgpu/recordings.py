@@ -81,8 +81,8 @@ def make_recording(
             predictions = pool.take((bucket.samples,), "u32", purpose="input")
         decoder.record_evaluation(graph, pool, bucket, vector, sums, predictions)
         if predictions is not None:
-            pool.give(predictions)
-    pool.give(vector)
+            pool.give_back(predictions)
+    pool.give_back(vector)
     return Recording(graph, vector, predictions)
 
 
@@ -112,10 +112,10 @@ def submit_recording(
         part, _, number = name.partition(".")
         if part == "head" and int(number) >= max(1, packed.chunks):
             continue
-        encoder = device.encoder()
+        encoder = device.create_encoder()
         if first:
             before(encoder)
             first = False
-        graph.encode(encoder, *graph.span(name))
+        graph.encode(encoder, *graph.find_segment(name))
         after(encoder, name)
         device.submit(encoder)

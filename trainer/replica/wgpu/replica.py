@@ -97,7 +97,7 @@ class WgpuReplica:
         self._engine.start_microbatches(micros, recordings, self._copy_block)
         if not micros:
             self._readback.submit_all()
-        for index, gradient in self._readback.blocks():
+        for index, gradient in self._readback.iter_blocks():
             on_block(index, gradient)
         weight = sum(micro.weight for micro in micros)
         tokens = sum(len(sample.input_ids) for sample in batch)
@@ -201,7 +201,7 @@ class Readback:
         self._slots = slots
         self._blocks = blocks
         usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
-        self._staging = [device.buffer(block.nbytes, usage) for block in blocks]
+        self._staging = [device.create_buffer(block.nbytes, usage) for block in blocks]
 
     def encode(self, encoder: Any, index: int) -> None:
         """Encode the copy of a final block."""
@@ -210,12 +210,12 @@ class Readback:
 
     def submit_all(self) -> None:
         """Copy every block now."""
-        encoder = self._device.encoder()
+        encoder = self._device.create_encoder()
         for index in range(len(self._blocks)):
             self.encode(encoder, index)
         self._device.submit(encoder)
 
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+    def iter_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield index and gradient, fp32 `[block.size]`, in the layout's order of sending.
 
         Waits for each copy in turn; `encode` must have been submitted for all.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.planning.vulkan_buffers import Kind
-from trainer.replica.rope import rope_tables
+from trainer.replica.rope import compute_rope_tables
 from trainer.replica.weights.floats import from_bf16, to_bf16
 from trainer.replica.weights.nf4 import dequantize, quantize
 from trainer.replica.wgpu import golden
@@ -23,7 +23,7 @@ from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.distillation import TeacherPredictions
-from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient, sort_tokens
+from trainer.replica.wgpu.kernels.embedding import embed_tokens, embedding_gradient, sort_tokens
 from trainer.replica.wgpu.kernels.gemm.choice import choose_variant, tuned_variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
@@ -101,7 +101,7 @@ def _head_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float]
     """
     rng = np.random.default_rng(6)
     for (m, n, k), kind in itertools.product(_VOCABULARIES, ("f32", "bf16")):
-        a, c = golden.logit_gradients(m, k), np.zeros((m, n), np.float32)
+        a, c = golden.compute_logit_gradients(m, k), np.zeros((m, n), np.float32)
         b = (rng.standard_normal((k, n)) / 10 + 0.25).astype(np.float32)
         product = 0.5 * _widen_values(a) @ _widen_values(_round_to_kind(b, kind))
         for variant, found in _run_variants(
@@ -156,7 +156,7 @@ def _layer_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float
     """
     sizes = golden.Sizes()
     drawn = golden.draw_values(sizes)
-    rope = rope_tables({}, sizes.head_dim, sizes.length, "self-test")
+    rope = compute_rope_tables({}, sizes.head_dim, sizes.length, "self-test")
     rng = np.random.default_rng(2)
     dy = rng.standard_normal(drawn["x"].shape)
     output, gradients = _run_layer(device, pool, sizes, drawn, rope, dy.astype(np.float32))
@@ -166,14 +166,17 @@ def _layer_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float
         for name, value in drawn.items()
     }
     tables = _widen_values(rope[0]), _widen_values(rope[1])
-    yield "a layer's output", _relative_distance(output, golden.layer_output(values, tables, sizes))
+    yield (
+        "a layer's output",
+        _relative_distance(output, golden.compute_layer_output(values, tables, sizes)),
+    )
     dy = _widen_values(dy.astype(np.float32))
     for name, gradient in gradients.items():
         direction = rng.standard_normal(gradient.shape)
 
         def along(step: float, name: str = name, direction: golden.Values = direction) -> float:
             moved = values | {name: values[name] + step * direction}
-            return float((golden.layer_output(moved, tables, sizes) * dy).sum())
+            return float((golden.compute_layer_output(moved, tables, sizes) * dy).sum())
 
         yield f"a layer's gradient of {name}", _gradient_error(gradient, direction, along)
 
@@ -181,39 +184,39 @@ def _layer_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float
 def _loss_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float]]:
     """Yield the errors around the layers: embedding, final norm and losses."""
     sizes = golden.Sizes()
-    lesson, drawn = golden.draw_lesson(sizes)
+    fixture, drawn = golden.draw_fixture(sizes)
     weights = {name: _upload_weight(device, pool, value) for name, value in drawn.items()}
     gradients = {
         name: _upload_weight(device, pool, np.zeros_like(value)) for name, value in drawn.items()
     }
     ids, rows, labels, classes = (
         _upload_words(device, pool, words)
-        for words in (lesson.ids, lesson.rows, lesson.labels, lesson.classes)
+        for words in (fixture.ids, fixture.rows, fixture.labels, fixture.classes)
     )
     teacher = TeacherPredictions(
         classes,
-        _upload_weight(device, pool, lesson.weights),
-        _upload_weight(device, pool, lesson.shares),
-        lesson.temperature,
+        _upload_weight(device, pool, fixture.weights),
+        _upload_weight(device, pool, fixture.shares),
+        fixture.temperature,
     )
-    counts = _upload_weight(device, pool, np.ones(lesson.labels.shape, np.float32))
+    counts = _upload_weight(device, pool, np.ones(fixture.labels.shape, np.float32))
     loss, taught = (_upload_weight(device, pool, np.zeros(1, np.float32)) for _ in range(2))
     sums = LossSums(loss, taught, _upload_words(device, pool, np.zeros(1, np.uint32)))
     unique, starts, order = (
-        _upload_words(device, pool, words) for words in sort_tokens(lesson.ids)
+        _upload_words(device, pool, words) for words in sort_tokens(fixture.ids)
     )
-    x = pool.take((lesson.ids.size, sizes.hidden))
+    x = pool.take((fixture.ids.size, sizes.hidden))
     dx = _upload_weight(device, pool, np.zeros(x.shape, np.float32))
     table, dtable = weights["table"], gradients["table"]
     head = Head(Norm(weights["norm"], gradients["norm"]), table, dtable, sizes.eps)
     graph = Graph(device)
-    embed(graph, table, ids, x)
+    embed_tokens(graph, table, ids, x)
     head.loss(graph, pool, x, Targets(rows, labels, counts, teacher), sums, dx=dx)
     embedding_gradient(graph, dx, unique, starts, order, dtable)
     graph.run()
 
     values = {name: _widen_values(value) for name, value in drawn.items()}
-    expected = golden.loss_sums(values, lesson, sizes)
+    expected = golden.compute_loss_sums(values, fixture, sizes)
     for name, found, right in zip(("a label", "a teacher"), (loss, taught), expected, strict=True):
         yield f"the loss of {name}", _relative_distance(device.read(found), np.array([right]))
     rng = np.random.default_rng(4)
@@ -223,7 +226,7 @@ def _loss_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float]
 
         def along(step: float, name: str = name, direction: golden.Values = direction) -> float:
             moved = values | {name: values[name] + step * direction}
-            return float(lesson.shares @ np.array(golden.loss_sums(moved, lesson, sizes)))
+            return float(fixture.shares @ np.array(golden.compute_loss_sums(moved, fixture, sizes)))
 
         yield f"the loss's gradient of {name}", _gradient_error(gradient, direction, along)
 
@@ -248,7 +251,7 @@ def _run_layer(
     }
     gradients["x"] = _upload_weight(device, pool, dy)
 
-    def adapter(name: str) -> Lora:
+    def make_adapter(name: str) -> Lora:
         a, b = f"{name}.a", f"{name}.b"
         trained = Trainable(weights[b], gradients[b])
         return Lora(weights[a], gradients[a], trained, sizes.lora_scale)
@@ -259,7 +262,7 @@ def _run_layer(
             gradients.get(name),
             weights.get(f"{name}.bias"),
             gradients.get(f"{name}.bias"),
-            adapter(name),
+            make_adapter(name),
         )
         for name in sizes.linears
     }

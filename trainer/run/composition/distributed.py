@@ -23,7 +23,7 @@ from trainer.checkpoint.stored_state import StoredState
 from trainer.data.tokens import Dataset
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
-from trainer.replica.torch.recomputation import recomputes_together
+from trainer.replica.torch.recomputation import agree_on_recomputation
 from trainer.run.composition.record import Guards, open_record
 from trainer.run.distributed.board import Board
 from trainer.run.distributed.checkpoint import ShardedCheckpoints, training_parts
@@ -81,7 +81,7 @@ def make_distributed(
             layout,
             make_mesh(config.parallel, world, device.type),
             device,
-            recompute=recomputes_together(config, inputs.model_dir, device),
+            recompute=agree_on_recomputation(config, inputs.model_dir, device),
         )
         optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
         if step:

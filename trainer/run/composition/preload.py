@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from trainer.run.distributed.environment import quieten_torch
+from trainer.run.distributed.environment import silence_torch
 
 
 def load_worker(backend: str, strategy: str | None) -> None:
@@ -30,7 +30,7 @@ def load_worker(backend: str, strategy: str | None) -> None:
 
 def load_rank() -> None:
     """Import what a rank of `--distributed` needs, likewise."""
-    quieten_torch()
+    silence_torch()
     with contextlib.suppress(ImportError, OSError):
         import trainer.run.composition.distributed
         import trainer.run.composition.roles

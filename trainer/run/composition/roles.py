@@ -25,7 +25,7 @@ from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build
 from trainer.run.composition.record import Guards, refuse_lost_checkpoints
-from trainer.run.distributed.environment import quieten_torch
+from trainer.run.distributed.environment import silence_torch
 from trainer.run.inputs import RunInputs, read_inputs
 from trainer.system.backends import RequestedBackend
 from trainer.system.errors import RESTARTED, BudgetStopError, InputError, TrainerError
@@ -170,7 +170,9 @@ def run_coordinator(
 
             def start_workers() -> None:
                 fixed, here = (run_file.fileno(), run_id, place), _local_address(bind, server.port)
-                local.start([worker_command(*fixed, *each, here) for each in enumerate(place.gpus)])
+                local.start(
+                    [build_worker_command(*fixed, *each, here) for each in enumerate(place.gpus)]
+                )
 
             try:
                 return server.run(on_listening=start_workers)
@@ -195,7 +197,7 @@ def run_distributed(
     with guard_run(config, run_id, notify) if first else nullcontext() as guards:
         if guards is None:
             logging.getLogger().setLevel(logging.WARNING)
-        quieten_torch()
+        silence_torch()
         with speed_up_imports("torch"):
             from trainer.run.composition.distributed import make_distributed
             from trainer.run.distributed.meeting import Rendezvous
@@ -319,7 +321,7 @@ def open_replica(
     Raises:
         InputError: the model cannot be used, or does not fit.
     """
-    from trainer.replica.backend import choose_replica, in_brackets
+    from trainer.replica.backend import choose_replica, format_reason
 
     train = inputs.train
     choice = choose_replica(
@@ -336,11 +338,11 @@ def open_replica(
         reference=inputs.reference,
     )
     layers = f", {choice.residents}" if choice.residents else ""
-    log.info("replica on %s%s%s", choice.replica.device, in_brackets(choice.reason), layers)
+    log.info("replica on %s%s%s", choice.replica.device, format_reason(choice.reason), layers)
     return choice
 
 
-def worker_command(
+def build_worker_command(
     run_file: int, run_id: str, place: Placement, rank: int, gpu: str, address: str
 ) -> list[str]:
     """Return what starts a worker on a GPU of this host; it inherits the file of the run."""

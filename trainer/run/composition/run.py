@@ -127,7 +127,7 @@ def make_worker(
     The data has been read when `connect` is called: a joined worker is assigned samples at once.
     """
     from trainer.run.inner_steps import InnerSteps
-    from trainer.run.loop import Worker, weight_of
+    from trainer.run.loop import Worker, compute_loss_weight
 
     config, train = inputs.config, inputs.train
     order, alpha = permute_epoch, None
@@ -150,7 +150,9 @@ def make_worker(
         train=train,
         # A script's replica knows what its loss divides by.
         weigh=getattr(
-            choice.replica, "weigh", partial(weight_of, class_weights=config.training.class_weights)
+            choice.replica,
+            "weigh",
+            partial(compute_loss_weight, class_weights=config.training.class_weights),
         ),
         validation=inputs.validation,
         seed=config.training.seed,

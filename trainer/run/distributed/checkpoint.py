@@ -40,7 +40,12 @@ from trainer.checkpoint.reader import (
 from trainer.checkpoint.retention import describe_older, prune_checkpoints
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.run.distributed.board import Board
-from trainer.run.distributed.rank_file import choose_writers, file_name, locate_part, start_writing
+from trainer.run.distributed.rank_file import (
+    choose_writers,
+    locate_part,
+    rank_file_name,
+    start_writing,
+)
 from trainer.system.errors import InputError, StorageError, first_line
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FileRecord, FolderWriter
@@ -195,7 +200,7 @@ class ShardedCheckpoints:
         try:
             if upload is not None:
                 upload.result()
-                path = temporary / file_name(self._board.rank)
+                path = temporary / rank_file_name(self._board.rank)
                 files[path.name] = asdict(atomic_folder.make_record(path))
         except (Exception, CheckpointException) as failure:
             error = _first_reason(failure)

@@ -35,7 +35,7 @@ class Environment:
     """torchrun's restarts so far."""
 
 
-def quieten_torch() -> None:
+def silence_torch() -> None:
     """Keep torch, before its import, from printing a stack for each connection that breaks."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 

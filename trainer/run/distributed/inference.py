@@ -147,11 +147,15 @@ class Ranks:
             import torch
 
             from trainer.replica.torch.parallel.mesh import make_mesh
-            from trainer.run.distributed.process_group import open_store, own_device, process_group
-            from trainer.run.distributed.roll_call import RankReport, call_roll
+            from trainer.run.distributed.process_group import (
+                choose_rank_device,
+                open_process_group,
+                open_store,
+            )
+            from trainer.run.distributed.roll_call import RankReport, gather_rank_reports
         if self._compute.threads is not None:
             torch.set_num_threads(self._compute.threads)
-        device = own_device(environment, self._compute.backend, "")
+        device = choose_rank_device(environment, self._compute.backend, "")
         facts = {
             "--parallel": self.parallel.model_dump_json(),
             "kind of device": device.type,
@@ -162,8 +166,10 @@ class Ranks:
         with log_if_slow(f"waiting for all {environment.world_size} processes"):
             store = open_store(environment, _PATIENCE)
             me = RankReport(environment.rank, socket.gethostname(), str(device), facts)
-            call_roll(store, me, environment.world_size, _PATIENCE)
-        self._joined.enter_context(process_group(environment, store, device, self.parallel.timeout))
+            gather_rank_reports(store, me, environment.world_size, _PATIENCE)
+        self._joined.enter_context(
+            open_process_group(environment, store, device, self.parallel.timeout)
+        )
         return device, make_mesh(self.parallel, environment.world_size, device.type)
 
 

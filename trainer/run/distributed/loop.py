@@ -150,7 +150,7 @@ class DistributedRun:
         if self.recorder is None:
             return
         seconds = time.monotonic() - began
-        self.recorder.step(
+        self.recorder.log_step(
             Step(
                 step=number,
                 epoch=at.epoch,

@@ -2,7 +2,7 @@
 
 The main thread reads. A thread of its own connects to the store in which ranks meet, and leaves
 there what has been read, whether that has grown or not: the ranks that wait judge it, in
-`call_roll`.
+`gather_rank_reports`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from trainer.config.capabilities import check_backend
-from trainer.replica.backend import UnusableError, cuda_device
+from trainer.replica.backend import UnusableError, find_cuda_device
 from trainer.run.distributed.environment import Environment
 from trainer.system.backends import RequestedBackend
 from trainer.system.errors import InputError, UnreachableError, first_line
@@ -31,7 +31,9 @@ _GRACE = 10.0
 """Seconds beyond its own deadline that torch may take to say why nothing answers."""
 
 
-def own_device(environment: Environment, wanted: RequestedBackend, gpu: str) -> torch.device:
+def choose_rank_device(
+    environment: Environment, wanted: RequestedBackend, gpu: str
+) -> torch.device:
     """Return this rank's device: of several on a host, the one of its number there.
 
     Args:
@@ -47,7 +49,7 @@ def own_device(environment: Environment, wanted: RequestedBackend, gpu: str) -> 
     if environment.local_rank is None and torch.cuda.is_available():
         number %= torch.cuda.device_count()
     try:
-        return torch.device(cuda_device(gpu or str(number)))
+        return torch.device(find_cuda_device(gpu or str(number)))
     except UnusableError as error:
         if wanted == "cuda" or gpu:
             raise InputError(f"rank {environment.rank}: {error}") from None
@@ -172,7 +174,7 @@ def choose_collectives(device: torch.device) -> str:
 
 
 @contextmanager
-def process_group(
+def open_process_group(
     environment: Environment, store: Store, device: torch.device, timeout: float
 ) -> Iterator[None]:
     """Open the default process group, and close it.

@@ -83,6 +83,6 @@ class RankWriter(HuggingFaceStorageWriter):
         return [replace(plan, storage_data={"shard_index": self._shard}) for plan in plans]
 
 
-def file_name(rank: int) -> str:
+def rank_file_name(rank: int) -> str:
     """Return the name that torch gives a rank's file."""
     return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"

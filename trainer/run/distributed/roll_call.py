@@ -53,7 +53,9 @@ class _Prepared:
     code: int = TrainerError.exit_code
 
 
-def call_roll(store: Store, me: RankReport, world_size: int, patience: float) -> list[RankReport]:
+def gather_rank_reports(
+    store: Store, me: RankReport, world_size: int, patience: float
+) -> list[RankReport]:
     """Return all members by rank.
 
     Args:

@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import Store
 from trainer.config.exchange import RING_NOTE
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.loop import OF_ALL, DistributedRun
-from trainer.run.distributed.process_group import own_device, process_group
-from trainer.run.distributed.roll_call import RankReport, call_roll
+from trainer.run.distributed.process_group import choose_rank_device, open_process_group
+from trainer.run.distributed.roll_call import RankReport, gather_rank_reports
 from trainer.run.distributed.watch import RankWatch
 from trainer.system.backends import RequestedBackend
 from trainer.system.process.stop_signals import StopRequest
@@ -61,18 +61,18 @@ def run_rank(
         torch.set_num_threads(threads)
     exchange = inputs.config.exchange
     patience = exchange.join_deadline
-    device = own_device(environment, backend, gpu)
+    device = choose_rank_device(environment, backend, gpu)
     store = meet()
     me = RankReport(
         environment.rank, socket.gethostname(), str(device), _common_facts(inputs, device)
     )
-    members = call_roll(store, me, environment.world_size, patience)
+    members = gather_rank_reports(store, me, environment.world_size, patience)
     if exchange.is_ring and environment.rank == 0:
         log.info("%s", RING_NOTE)
     output = Path(inputs.config.output)
     watch = RankWatch(store, me.rank, [member.host for member in members], me.device, output)
     timeout = inputs.config.parallel.timeout
-    with watch.watch_ranks(), process_group(environment, store, device, timeout):
+    with watch.watch_ranks(), open_process_group(environment, store, device, timeout):
         made = make(store, members, device, stop, watch.explain_errors)
         recorder = made.recorder
         try:

@@ -105,7 +105,7 @@ class RankWatch:
         except Exception as error:
             if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
                 raise self._out_of_memory() from None
-            if is_of_peers(error):
+            if is_peer_failure(error):
                 raise self._explain_failure(error) from None
             if isinstance(error, TrainerError):
                 self._report_failure(str(error), error.exit_code)
@@ -221,7 +221,7 @@ class RankWatch:
         return self._store.get(key) if self._store.check([key]) else b""
 
 
-def is_of_peers(error: Exception) -> bool:
+def is_peer_failure(error: Exception) -> bool:
     """Whether a collective failed since another rank is gone or late."""
     from torch.distributed import DistError
 

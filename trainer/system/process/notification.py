@@ -58,14 +58,14 @@ def plain_text(text: str) -> str:
 
 
 def _run_once(command: Sequence[str], event: Mapping[str, Any], time_limit: float) -> str | None:
-    told = {f"MOTLEY_{name}": str(event[key]) for name, key in _VARIABLES.items()}
+    variables = {f"MOTLEY_{name}": str(event[key]) for name, key in _VARIABLES.items()}
     try:
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # it may repeat an address that is a secret
-            env={**os.environ, **told},
+            env={**os.environ, **variables},
             process_group=0,
         )
     except OSError as error:

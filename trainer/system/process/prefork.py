@@ -55,7 +55,7 @@ def fork_workers(load: Callable[[], None]) -> None:
             os.environ[FALLBACK_VARIABLE] = "1"  # the next one is a restart
 
 
-def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
+def _is_worker(requests: socket.socket, supervisor: int, output: int) -> bool:
     """Fork a worker and return whether this is it."""
     waits, begins = os.pipe()
     middle = os.fork()
@@ -65,10 +65,10 @@ def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
             os.setpgid(worker, worker)  # before its pid is known and the group is signalled
             with suppress(OSError):  # the supervisor has ended, and its children end too
                 requests.send(str(worker).encode())
-                os.kill(keeper, signal.SIGCHLD)  # it looks for the pid
+                os.kill(supervisor, signal.SIGCHLD)  # it looks for the pid
             os._exit(0)
         os.close(begins)
-        _wait_until_adopted(waits, keeper, output)
+        _wait_until_adopted(waits, supervisor, output)
         return True
     os.waitpid(middle, 0)
     # From here on the worker is the supervisor's, which records it before it runs.
@@ -79,12 +79,12 @@ def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
     return False
 
 
-def _wait_until_adopted(waits: int, keeper: int, output: int) -> None:
+def _wait_until_adopted(waits: int, supervisor: int, output: int) -> None:
     """Wait until this process is the supervisor's child, and die with it from then on."""
     if not os.read(waits, 1):
         os._exit(1)
     os.close(waits)
-    die_with_parent(keeper)
+    die_with_parent(supervisor)
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)

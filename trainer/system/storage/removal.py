@@ -68,7 +68,7 @@ def sweep_leftovers(disk: Disk, parent: Path, name: str = "*") -> None:
     """
     leftovers = _Leftovers(parent)
     for path in sorted(parent.glob(f".old-{name}-*")):
-        if not leftovers.contains(path):
+        if not leftovers.is_removable(path):
             continue
         original = path.with_name(original_name(path.name))
         if original.exists():
@@ -76,7 +76,7 @@ def sweep_leftovers(disk: Disk, parent: Path, name: str = "*") -> None:
         else:
             disk.rename(path, original)
     for path in parent.glob(f".tmp-{name}-*"):
-        if leftovers.contains(path):
+        if leftovers.is_removable(path):
             remove_folder(disk, path)
     for pattern in (".link-*", ".probe-*"):
         for path in parent.glob(pattern):
@@ -90,7 +90,7 @@ class _Leftovers:
         self._parent = parent
         self._now: float | None = None
 
-    def contains(self, path: Path) -> bool:
+    def is_removable(self, path: Path) -> bool:
         """Return whether a hidden folder is this host's, or has not changed for a long time."""
         owner = path.name.rpartition("-")[2].partition(".")[0]
         if owner == host_identity():

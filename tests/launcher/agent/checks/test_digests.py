@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.checks import digests as content
-from launcher.agent.checks.digests import CACHE, describe_difference, digests
+from launcher.agent.checks.digests import CACHE, describe_difference, hash_paths
 
 
 def forge_memory(folder: Path, digest: str) -> int:
@@ -22,27 +22,27 @@ def test_a_digest_is_size_and_blake3(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     # BLAKE3 of "abc": the official test vectors' and b3sum's.
     known = "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85"
-    assert digests([tmp_path / "a"], tmp_path / "state") == {"a": f"3:{known}"}
+    assert hash_paths([tmp_path / "a"], tmp_path / "state") == {"a": f"3:{known}"}
 
 
 def test_a_file_is_hashed_once_until_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(content, "_SETTLED", 0.0)  # nobody can set a ctime back
+    monkeypatch.setattr(content, "_MINIMUM_AGE", 0.0)  # nobody can set a ctime back
     file = tmp_path / "a"
     file.write_bytes(b"one")
-    digests([file], tmp_path / "state")
+    hash_paths([file], tmp_path / "state")
     assert forge_memory(tmp_path / "state", "remembered") == 1
-    assert digests([file], tmp_path / "state") == {"a": "remembered"}
+    assert hash_paths([file], tmp_path / "state") == {"a": "remembered"}
     times = file.stat()
     file.write_bytes(b"two")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as rsync -t and cp -p leave it
-    assert digests([file], tmp_path / "state")["a"].startswith("3:")
+    assert hash_paths([file], tmp_path / "state")["a"].startswith("3:")
 
 
 def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one")
-    digests([tmp_path / "a"], tmp_path / "state")
+    hash_paths([tmp_path / "a"], tmp_path / "state")
     assert not (tmp_path / "state" / CACHE).exists()
 
 
@@ -52,18 +52,18 @@ def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path) -> None:
 def test_a_torn_memory_is_no_memory(tmp_path: Path, torn: bytes) -> None:
     (tmp_path / CACHE).write_bytes(torn)
     (tmp_path / "a").write_bytes(b"one")
-    assert digests([tmp_path / "a"], tmp_path)["a"].startswith("3:")
+    assert hash_paths([tmp_path / "a"], tmp_path)["a"].startswith("3:")
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_memory(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     (tmp_path / "a").write_bytes(b"one")
-    assert digests([tmp_path / "a"], tmp_path / "state")["a"].startswith("3:")
+    assert hash_paths([tmp_path / "a"], tmp_path / "state")["a"].startswith("3:")
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        digests([tmp_path / "absent"], tmp_path)
+        hash_paths([tmp_path / "absent"], tmp_path)
 
 
 def test_differences_are_named() -> None:

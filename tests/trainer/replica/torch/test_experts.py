@@ -25,7 +25,7 @@ from trainer.planning.model_config import read_shape
 from trainer.planning.replica import training_of
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.generator import load_generator
-from trainer.replica.torch.linear import without_adapters
+from trainer.replica.torch.linear import disable_adapters
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def test_an_adapter_of_some_parameters_loads_in_peft(
     trained = load_trained(out)
     assert trained.weights is not None
     model.disable_adapter_layers()
-    with without_adapters(replica._model):
+    with disable_adapters(replica._model):
         base = replica.evaluate(batch).loss_sum
     assert base == pytest.approx(their_loss(model, batch).item(), rel=1e-5)
 

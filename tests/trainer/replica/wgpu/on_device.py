@@ -19,14 +19,14 @@ from trainer.replica.wgpu.gpu.graph import Graph, Grid
 def put(device: Device, values: np.ndarray) -> Array:
     """Return values on the device: floats as f32, integers as u32."""
     floats = values.dtype.kind == "f"
-    array = device.array(values.shape, "f32" if floats else "u32")
+    array = device.create_array(values.shape, "f32" if floats else "u32")
     device.write(array, values.astype(np.float32 if floats else np.uint32))
     return array
 
 
 def packed(device: Device, values: np.ndarray, kind: Kind) -> tuple[Array, np.ndarray]:
     """Return a matrix in a format of frozen weights, and what it holds after rounding."""
-    array = device.array(values.shape, kind)
+    array = device.create_array(values.shape, kind)
     if kind == "f32":
         device.write(array, values)
         return array, values

@@ -30,10 +30,10 @@ def computed(
     pool, graph = MemoryPool(device), Graph(device)
     given: dict[str, Array] = {}
     for name, values in arrays.items():
-        given[name] = device.array(values.shape)
+        given[name] = device.create_array(values.shape)
         device.write(given[name], values)
     made = {
-        name: device.array(arrays[source].shape)
+        name: device.create_array(arrays[source].shape)
         for name, source in (("out", "q"), ("dq", "q"), ("dk", "k"), ("dv", "v"))
     }
     q, k, v = given["q"], given["k"], given["v"]
@@ -83,6 +83,6 @@ def test_windows_of_scores_change_nothing(
     arrays = drawn(shape)
     whole = computed(device, shape, arrays)
     monkeypatch.setattr(attention, "SCORE_BYTES", size)
-    assert len(list(shape.windows(size))) == count
+    assert len(list(shape.iter_windows(size))) == count
     for name, values in computed(device, shape, arrays).items():
         assert relative(values, whole[name]) < 1e-6, name

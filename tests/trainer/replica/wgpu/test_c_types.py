@@ -12,7 +12,7 @@ import pycparser
 import pytest
 from wgpu.backends import wgpu_native
 
-from trainer.replica.wgpu.gpu.c_types import NAMES, parse_together, types
+from trainer.replica.wgpu.gpu.c_types import NAMES, find_types, parse_together
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter, list_adapters
@@ -53,7 +53,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_type_is_the_one_that_cffi_parses_alone(ffi: Any) -> None:
-    table = types(ffi, (*POINTED, CALLED))
+    table = find_types(ffi, (*POINTED, CALLED))
     assert table == {
         **{name: ffi.typeof(name) for name in POINTED},
         CALLED: ffi.typeof(CALLED.replace("void(", "void(*)(")),
@@ -109,7 +109,7 @@ def test_the_engine_uses_the_listed_types_alone(
     for name in ("new", "cast", "callback", "from_buffer", "typeof", "sizeof"):
         monkeypatch.setattr(ffi, name, recorded(getattr(ffi, name)))
     device = Device(list_adapters()[vulkan.index])
-    product = device.array((64,), "u32")
+    product = device.create_array((64,), "u32")
     device.write(product, np.zeros(64, np.uint32))
     graph = Graph(device)
     graph.add("product", PRODUCT, [product], {"value": 6}, (1, 1, 1), {"factor": 7})

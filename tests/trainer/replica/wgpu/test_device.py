@@ -21,15 +21,15 @@ EMPTY = "@compute @workgroup_size(1) fn main() {}"
 def test_a_buffer_that_no_device_has_room_for(device: Device) -> None:
     before = device.allocated
     with pytest.raises(OutOfMemoryError, match=r"^\S.*: .*maximum buffer size"):
-        device.buffer(1 << 60)
+        device.create_buffer(1 << 60)
     assert device.allocated == before
-    array = device.array((3,))  # it works on
+    array = device.create_array((3,))  # it works on
     device.write(array, np.ones(3, np.float32))
     np.testing.assert_array_equal(device.read(array), np.ones(3))
 
 
 def test_transfers_and_submissions_are_counted(device: Device) -> None:
-    array = device.array((8,))
+    array = device.create_array((8,))
     before = vars(device.counters).copy()
     device.write(array, np.ones(8, np.float32))
     device.clear([array])
@@ -40,7 +40,7 @@ def test_transfers_and_submissions_are_counted(device: Device) -> None:
 
 def test_code_that_does_not_compile_is_told(device: Device) -> None:
     with pytest.raises(DeviceError):
-        device.pipeline("fn main() { nonsense }")
+        device.create_pipeline("fn main() { nonsense }")
 
 
 def write(device: Device, array: Array) -> None:
@@ -52,7 +52,7 @@ def read(device: Device, array: Array) -> None:
 
 
 def allocate(device: Device, array: Array) -> None:
-    device.array(array.shape)
+    device.create_array(array.shape)
 
 
 def clear(device: Device, array: Array) -> None:
@@ -60,18 +60,22 @@ def clear(device: Device, array: Array) -> None:
 
 
 def compile_code(device: Device, _array: Array) -> None:
-    device.pipeline(EMPTY)
+    device.create_pipeline(EMPTY)
 
 
 def submit_nothing(device: Device, _array: Array) -> None:
-    device.submit(device.encoder())
+    device.submit(device.create_encoder())
 
 
 @pytest.fixture(scope="module")
 def lost(vulkan: Adapter) -> tuple[Device, Array, Graph]:
     """A device that was lost after it had been used, with a graph that ran."""
     device = Device(vulkan)
-    x, weight, y = device.array((2, 64)), device.array((64,)), device.array((2, 64))
+    x, weight, y = (
+        device.create_array((2, 64)),
+        device.create_array((64,)),
+        device.create_array((2, 64)),
+    )
     graph = Graph(device)
     rms_norm(graph, x, weight, y, eps=1e-6)
     graph.run()
@@ -97,4 +101,4 @@ def test_a_graph_on_a_lost_device(lost: tuple[Device, Array, Graph]) -> None:
 def test_mapping_on_a_lost_device(lost: tuple[Device, Array, Graph]) -> None:
     device = lost[0]
     with pytest.raises(LostError):
-        device.buffer(64, wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST)
+        device.create_buffer(64, wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST)

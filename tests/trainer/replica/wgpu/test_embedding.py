@@ -42,7 +42,7 @@ def test_rows_and_gradient_are_torchs(
     device: Device, count: int, vocabulary: int, width: int
 ) -> None:
     ids, table = tokens(count, vocabulary), draw(vocabulary, width)
-    (out,) = run(device, embedding.embed, [table, ids], [np.zeros((count, width))])
+    (out,) = run(device, embedding.embed_tokens, [table, ids], [np.zeros((count, width))])
     np.testing.assert_array_equal(out, table[ids])
 
     dy = draw(count, width, number=1)
@@ -55,10 +55,10 @@ def test_bf16_tables_give_their_exact_values(device: Device, width: int) -> None
     table = torch.tensor(draw(7, width)).bfloat16()
     words = np.zeros(-(-table.numel() // 2), np.uint32)
     words.view(np.uint16)[: table.numel()] = table.view(torch.uint16).numpy().reshape(-1)
-    there = device.array((7, width), "bf16")
+    there = device.create_array((7, width), "bf16")
     device.write(there, words)
     ids = tokens(9, 7)
-    (out,) = run(device, embedding.embed, [there, ids], [np.zeros((9, width))])
+    (out,) = run(device, embedding.embed_tokens, [there, ids], [np.zeros((9, width))])
     np.testing.assert_array_equal(out, table.float().numpy()[ids])
 
 
@@ -67,9 +67,9 @@ def test_tables_beyond_a_kernel_argument_are_bound_in_windows(narrow: Device, ki
     ids, values = tokens(50, 1001), torch.tensor(draw(1001, 70)).bfloat16()
     table: np.ndarray | Array = values.float().numpy()
     if kind == "bf16":
-        table = narrow.array(tuple(values.shape), "bf16")
+        table = narrow.create_array(tuple(values.shape), "bf16")
         narrow.write(table, values.view(torch.uint16).numpy())
-    (out,) = run(narrow, embedding.embed, [table, ids], [np.zeros((50, 70))])
+    (out,) = run(narrow, embedding.embed_tokens, [table, ids], [np.zeros((50, 70))])
     np.testing.assert_array_equal(out, values.float().numpy()[ids])
 
 

@@ -22,11 +22,11 @@ class SmallDevice(Device):
 
     room = 1 << 40
 
-    def buffer(self, size: int, usage: int | None = None) -> Any:
+    def create_buffer(self, size: int, usage: int | None = None) -> Any:
         if size > self.room:
             raise OutOfMemoryError("small: not enough memory left")
         self.room -= size
-        return super().buffer(size, usage)
+        return super().create_buffer(size, usage)
 
     def release(self, buffer: Any) -> None:
         self.room += buffer.size

@@ -38,7 +38,7 @@ def test_every_way_and_layout(device: Device, variant: Variant, form: str) -> No
     expected: list[tuple[Array, np.ndarray]] = []
     for m, n, k in ODD + EVEN:
         a, b = draw(m, k), draw(k, n, number=1)
-        c = device.array((m, n))
+        c = device.create_array((m, n))
         gemm(
             graph,
             put(device, stored(a, trans_a)),
@@ -71,7 +71,7 @@ def test_the_gradient_through_a_real_vocabulary(
     device: Device, variant: Variant, classes: int
 ) -> None:
     """Most of each sum cancels out; one fp32 sum is off by 1e-5 to 2e-4."""
-    dlogits = golden.logit_gradients(5, classes)
+    dlogits = golden.compute_logit_gradients(5, classes)
     weight, read = packed(device, draw(classes, 12) / 10 + np.float32(0.25), "bf16")
     sizes = {"m": 5, "n": 12, "k": classes, "variant": variant}
     (c,) = run(device, gemm, [dlogits, weight], [np.zeros((5, 12), np.float32)], **sizes)
@@ -183,7 +183,7 @@ def test_more_workgroups_than_one_row_of_the_grid_holds(device: Device) -> None:
     a, b = draw(rows, 4), draw(4, 4, number=1)
     variant = Variant("direct", 1, 4, across=1)
     graph = Graph(device)
-    c = device.array((rows, 4))
+    c = device.create_array((rows, 4))
     gemm(graph, put(device, a), put(device, b), c, m=rows, n=4, k=4, variant=variant)
     assert graph.dispatches[0].grid[1] == 2
     graph.run()

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from trainer.planning.vulkan_buffers import KVShape
-from trainer.replica.wgpu.generation.kv_store import KVStore, fitting_layers
+from trainer.replica.wgpu.generation.kv_store import KVStore, count_fitting_layers
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 
@@ -78,8 +78,8 @@ def test_what_exceeds_a_kernels_argument_is_out_of_memory(narrow: Device) -> Non
 
 def test_layers_that_fit_by_the_free_memory(device: Device) -> None:
     shape = KVShape(4, 2, 64)
-    some = fitting_layers(device, shape, 1, 1024)
+    some = count_fitting_layers(device, shape, 1, 1024)
     if some is None:
         pytest.skip("the driver does not report the device's memory")
     assert some > 0
-    assert fitting_layers(device, shape, 1, 1 << 32) == 0
+    assert count_fitting_layers(device, shape, 1, 1 << 32) == 0

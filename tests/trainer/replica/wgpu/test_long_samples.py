@@ -45,7 +45,7 @@ def test_loss_and_gradients_are_those_of_torch(
     theirs, expected, _ = gradient(tiny.start(folder, **settings)[0], batch)
 
     where = Device(device.adapter, binding_limit=limit) if limit else device
-    assert len(list(ATTENTION.windows(min(where.binding_limit, SCORE_BYTES)))) == windows
+    assert len(list(ATTENTION.iter_windows(min(where.binding_limit, SCORE_BYTES)))) == windows
     replica, _ = tiny.wgpu(where, folder, **settings)
     mine, result, _ = gradient(replica, batch)
     assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)

@@ -10,7 +10,12 @@ import psutil
 import pytest
 
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import MemoryBudget, MemoryPool, available_memory, check_fits
+from trainer.replica.wgpu.gpu.pool import (
+    MemoryBudget,
+    MemoryPool,
+    check_fits,
+    measure_available_memory,
+)
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter, Kind
 from trainer.system import pci
 from trainer.system.errors import InputError
@@ -19,21 +24,21 @@ from trainer.system.errors import InputError
 def test_memory_given_back_is_taken_again_the_smallest_that_fits(device: Device) -> None:
     pool = MemoryPool(device)
     small, large = pool.take((128,)), pool.take((1024,))
-    pool.give(large)
-    pool.give(small)
+    pool.give_back(large)
+    pool.give_back(small)
     assert pool.take((100,)).buffer is small.buffer
     assert pool.take((65,)).buffer is large.buffer
     third = pool.take((1,))
     assert third.buffer not in (small.buffer, large.buffer)
-    assert pool.budget() == MemoryBudget({"workspace": 512 + 4096 + 256})
+    assert pool.report_budget() == MemoryBudget({"workspace": 512 + 4096 + 256})
 
 
 def test_purposes_do_not_share() -> None:
     pool = MemoryPool(None)
-    pool.give(pool.take((256,), purpose="activations"))
+    pool.give_back(pool.take((256,), purpose="activations"))
     pool.take((1,), purpose="checkpoints")
     pool.take((256,), purpose="activations")
-    assert pool.budget().parts == {"activations": 1024, "checkpoints": 256}
+    assert pool.report_budget().parts == {"activations": 1024, "checkpoints": 256}
 
 
 def test_a_plan_counts_what_a_device_allocates(device: Device) -> None:
@@ -41,23 +46,23 @@ def test_a_plan_counts_what_a_device_allocates(device: Device) -> None:
         kept = [pool.take((3, 50 + 7 * n), purpose="checkpoints") for n in range(5)]
         for n in range(20):
             one, two = pool.take((n + 1, 33)), pool.take((40 - n, 17), "u32")
-            pool.give(one)
+            pool.give_back(one)
             frozen = pool.take((9, 100), "nf4", purpose="frozen")
-            pool.give(two)
+            pool.give_back(two)
             if n % 3:
-                pool.give(frozen)
+                pool.give_back(frozen)
         for array in kept:
-            pool.give(array)
+            pool.give_back(array)
 
     planned, real = MemoryPool(None), MemoryPool(device)
     before = device.allocated
     record(planned)
     record(real)
-    assert real.budget() == planned.budget()
-    assert device.allocated - before == planned.budget().total
+    assert real.report_budget() == planned.report_budget()
+    assert device.allocated - before == planned.report_budget().total
     real.release()
     assert device.allocated == before
-    assert real.budget().total == 0
+    assert real.report_budget().total == 0
 
 
 def test_an_nf4_array_gives_its_scales_back_too() -> None:
@@ -66,18 +71,18 @@ def test_an_nf4_array_gives_its_scales_back_too() -> None:
         array = pool.take((64, 64), "nf4")
         assert array.scales is not None
         assert array.scales.shape == (64,)
-        pool.give(array)
-    assert pool.budget().total == 64 * 64 // 2 + 64 * 4
+        pool.give_back(array)
+    assert pool.report_budget().total == 64 * 64 // 2 + 64 * 4
 
 
 def test_what_was_not_taken_cannot_be_given() -> None:
     pool = MemoryPool(None)
     array = pool.take((4, 64))
     with pytest.raises(AssertionError, match="was not taken here"):
-        pool.give(array.reshape(256))
-    pool.give(array)
+        pool.give_back(array.reshape(256))
+    pool.give_back(array)
     with pytest.raises(AssertionError, match="given already"):
-        pool.give(array)
+        pool.give_back(array)
 
 
 def test_a_budget_above_the_memory_is_refused_in_one_line() -> None:
@@ -99,7 +104,7 @@ def test_a_radeon_tells_its_free_memory_in_files(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "mem_info_vram_total").write_text("8573157376\n")
     (folder / "mem_info_vram_used").write_text("73157376\n")
-    assert available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) == 8_500_000_000
+    assert measure_available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) == 8_500_000_000
 
 
 def test_the_largest_of_the_cards_that_tell(
@@ -123,23 +128,23 @@ def test_nvidia_tells_through_its_tool(tmp_path: Path, monkeypatch: pytest.Monke
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) == 23028 << 20
+    assert measure_available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) == 23028 << 20
     tool.write_text("#!/bin/sh\necho failed; exit 9\n")
-    assert available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) is None
+    assert measure_available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) is None
 
 
 def test_who_does_not_tell_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
     with pytest.raises(FileNotFoundError):
         subprocess.run(["nvidia-smi"], check=False)
-    assert available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) is None
-    assert available_memory(adapter("discrete"), tmp_path) is None
-    assert available_memory(adapter("other"), tmp_path) is None
+    assert measure_available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) is None
+    assert measure_available_memory(adapter("discrete"), tmp_path) is None
+    assert measure_available_memory(adapter("other"), tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", ["integrated", "software"])
 def test_an_adapter_without_memory_of_its_own_has_the_machines(kind: Kind) -> None:
-    there = available_memory(adapter(kind))
+    there = measure_available_memory(adapter(kind))
     assert there is not None
     assert 0 < there <= psutil.virtual_memory().total
 

@@ -12,13 +12,13 @@ import pytest
 
 from trainer.replica.wgpu import kernels
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Dispatch, Graph, param_fields
+from trainer.replica.wgpu.gpu.graph import Dispatch, Graph, parse_param_fields
 from trainer.replica.wgpu.kernels.elementwise import fill
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import ALL, Variant
 from trainer.replica.wgpu.kernels.heads import split_heads
 from trainer.replica.wgpu.kernels.softmax import causal_softmax
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 RIGHT: dict[str, Any] = {"rows": 2, "width": 64, "eps": 1e-6}
 DECLARED = sorted(
@@ -32,7 +32,7 @@ DECLARED = sorted(
 def added(params: dict[str, Any], code: str | None = None) -> bytes:
     graph = Graph(None)
     graph.add(
-        "rms_norm", kernel_source("rms_norm") if code is None else code, [], params, (1, 1, 1)
+        "rms_norm", read_kernel_source("rms_norm") if code is None else code, [], params, (1, 1, 1)
     )
     return graph.dispatches[0].params
 
@@ -64,9 +64,9 @@ def test_a_misspelt_name_is_both() -> None:
 
 
 def test_a_code_without_parameters_takes_none() -> None:
-    assert added({}, kernel_source("grid")) == b""
+    assert added({}, read_kernel_source("grid")) == b""
     with pytest.raises(AssertionError, match="no field rows"):
-        added({"rows": 2}, kernel_source("grid"))
+        added({"rows": 2}, read_kernel_source("grid"))
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,18 @@ def test_a_member_of_another_layout_is_refused(member: str) -> None:
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_file_declares_what_it_reads(name: str) -> None:
-    assert set(param_fields(kernel_source(name))) == read_by(kernel_source(name)) != set()
+    assert (
+        set(parse_param_fields(read_kernel_source(name)))
+        == read_by(read_kernel_source(name))
+        != set()
+    )
 
 
 @pytest.mark.parametrize("variant", ALL, ids=lambda variant: variant.name)
 def test_a_product_declares_what_it_reads(variant: Variant) -> None:
     shapes = (5, 12), (12, 8), (5, 8)
     code = recorded(gemm, *shapes, m=5, n=8, k=12, variant=variant).code
-    assert set(param_fields(code)) == read_by(code) != set()
+    assert set(parse_param_fields(code)) == read_by(code) != set()
 
 
 def test_a_product() -> None:

@@ -97,7 +97,7 @@ def recorded(
     make_recording(
         decoder, pool, sums, RecordingSettings(bucket, training=True, keep=not recompute)
     )
-    return pool.budget().parts
+    return pool.report_budget().parts
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
@@ -181,7 +181,7 @@ def test_a_model_that_does_not_fit_is_refused(
     folder = tiny.model()
     config = tiny.config(folder)
     layout = build_layout(folder, config)
-    monkeypatch.setattr(planning, "available_memory", lambda _adapter: 300_000)
+    monkeypatch.setattr(planning, "measure_available_memory", lambda _adapter: 300_000)
     with pytest.raises(InputError, match=r"the run needs .* are free; use method lora"):
         plan_replica(folder, config, layout, device)
 
@@ -195,11 +195,11 @@ def test_activations_are_computed_twice_where_they_would_not_fit(
     kept, again = (
         plan_memory(folder, config, layout, 1, recompute=flag).total for flag in (False, True)
     )
-    monkeypatch.setattr(planning, "available_memory", lambda _adapter: (kept + again) // 2)
+    monkeypatch.setattr(planning, "measure_available_memory", lambda _adapter: (kept + again) // 2)
     planned = plan_replica(folder, config, layout, device)
     assert planned.recompute
     assert planned.limit.tokens == 256
-    monkeypatch.setattr(planning, "available_memory", lambda _adapter: 3 * kept)
+    monkeypatch.setattr(planning, "measure_available_memory", lambda _adapter: 3 * kept)
     planned = plan_replica(folder, config, layout, device)
     assert not planned.recompute
     assert planned.limit.tokens >= 512

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainer.replica.rope import rope_tables
+from trainer.replica.rope import compute_rope_tables
 from trainer.replica.wgpu import golden
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError
@@ -27,9 +27,9 @@ class Miscompiling(Device):
         self.compiled = compiled
         self.hits = 0
 
-    def pipeline(self, code: str, constants: Mapping[str, float] | None = None) -> Any:
+    def create_pipeline(self, code: str, constants: Mapping[str, float] | None = None) -> Any:
         self.hits += code.count(self.written)
-        return super().pipeline(code.replace(self.written, self.compiled), constants)
+        return super().create_pipeline(code.replace(self.written, self.compiled), constants)
 
 
 def test_a_right_device_passes_and_gets_its_memory_back(device: Device) -> None:
@@ -82,7 +82,7 @@ def test_a_lost_device_is_not_called_wrong(vulkan: Adapter) -> None:
 
 def test_the_golden_layer_is_that_of_torch() -> None:
     sizes = golden.Sizes()
-    rope = rope_tables({}, sizes.head_dim, sizes.length, "here")
+    rope = compute_rope_tables({}, sizes.head_dim, sizes.length, "here")
     values = {name: value.astype(np.float64) for name, value in golden.draw_values(sizes).items()}
     tables = rope[0].astype(np.float64), rope[1].astype(np.float64)
     t = {name: torch.from_numpy(value) for name, value in values.items()}
@@ -113,13 +113,13 @@ def test_the_golden_layer_is_that_of_torch() -> None:
     middle = t["x"] + linear("o", attended.transpose(1, 2).reshape(len(x), -1))
     x = norm("post_norm", middle)
     expected = middle + linear("down", functional.silu(linear("gate", x)) * linear("up", x))
-    found = golden.layer_output(values, tables, sizes)
+    found = golden.compute_layer_output(values, tables, sizes)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12, atol=1e-12)
 
 
 def test_the_golden_losses_are_those_of_torch() -> None:
     sizes = golden.Sizes()
-    lesson, drawn = golden.draw_lesson(sizes)
+    lesson, drawn = golden.draw_fixture(sizes)
     values = {name: value.astype(np.float64) for name, value in drawn.items()}
     table, norm = (torch.from_numpy(values[name]) for name in ("table", "norm"))
     x = table[lesson.ids[lesson.rows].astype(np.int64)]
@@ -134,5 +134,7 @@ def test_the_golden_losses_are_those_of_torch() -> None:
         functional.cross_entropy(logits, labels, reduction="sum"),
         functional.cross_entropy(logits / lesson.temperature, dense, reduction="sum"),
     )
-    assert golden.loss_sums(values, lesson, sizes) == pytest.approx([float(e) for e in expected])
+    assert golden.compute_loss_sums(values, lesson, sizes) == pytest.approx(
+        [float(e) for e in expected]
+    )
     assert len(set(lesson.ids.tolist())) < lesson.ids.size

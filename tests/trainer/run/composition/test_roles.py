@@ -178,8 +178,8 @@ def test_resuming_continues_with_the_same_bits(
     class StopInThird(RunRecorder):
         interrupt = None
 
-        def step(self, event: Step) -> None:
-            super().step(event)
+        def log_step(self, event: Step) -> None:
+            super().log_step(event)
             if event.step == 2:
                 assert StopInThird.interrupt
                 StopInThird.interrupt("the test says so")

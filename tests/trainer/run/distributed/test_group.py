@@ -24,7 +24,7 @@ from tests.trainer.tiny import Tiny
 from trainer.config.parallel import GroupStrategy
 from trainer.data.tokens import Encoded
 from trainer.run.distributed.group.link import pack_samples, unpack_samples
-from trainer.run.distributed.group.member import as_known
+from trainer.run.distributed.group.member import as_user_error
 from trainer.run.distributed.group.setup import GroupSetup, compute_identity
 from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
@@ -157,10 +157,10 @@ def test_memory_that_runs_out_is_an_error_for_people(allocator: str) -> None:
     with pytest.raises((RuntimeError, MemoryError)) as failure:
         allocate(1 << 50)
     for error in (failure.value, torch.OutOfMemoryError("CUDA out of memory. Tried ...")):
-        known = as_known(error)
+        known = as_user_error(error)
         assert isinstance(known, DoesNotFitError)
         assert "lower training.micro_batch_size" in str(known)
-    assert as_known(RuntimeError("something else")) is None
+    assert as_user_error(RuntimeError("something else")) is None
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_what_is_whole_is_received_and_no_wait_is_for_the_rest() -> None:
         found = []
         for at in range(len(data)):
             os.write(arriving.fileno(), data[at : at + 1])
-            whole = receiver.receive_whole()
+            whole = receiver.receive_available()
             assert whole is not None
             found += [(at, message) for message in whole]
         (first, train), (last, beat) = found
@@ -36,7 +36,7 @@ def test_what_is_whole_is_received_and_no_wait_is_for_the_rest() -> None:
         )
         np.testing.assert_array_equal(train.arrays["weights"], ARRAYS["weights"])
         arriving.close()
-        assert receiver.receive_whole() is None
+        assert receiver.receive_available() is None
 
 
 def test_messages_that_arrive_at_once_are_received_in_turn() -> None:

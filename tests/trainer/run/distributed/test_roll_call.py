@@ -28,7 +28,7 @@ def refused(folder: str, data: str, other: str, output: str) -> dict[str, str]:
     from torch._C._distributed_c10d import PrefixStore
 
     from tests.trainer.run.distributed.training import run_config
-    from trainer.run.distributed.roll_call import RankReport, call_roll
+    from trainer.run.distributed.roll_call import RankReport, gather_rank_reports
     from trainer.run.distributed.run import _common_facts
     from trainer.run.inputs import read_inputs
     from trainer.system.errors import RefusedError
@@ -45,7 +45,7 @@ def refused(folder: str, data: str, other: str, output: str) -> dict[str, str]:
             me = RankReport(rank, f"host{rank}", "cpu", _common_facts(inputs, torch.device("cpu")))
         store = PrefixStore(f"{output}/{what}", default)
         with pytest.raises(RefusedError) as error:
-            call_roll(store, me, dist.get_world_size(), 120)
+            gather_rank_reports(store, me, dist.get_world_size(), 120)
         said[what] = str(error.value)
     return said
 

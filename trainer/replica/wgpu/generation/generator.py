@@ -21,7 +21,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import USABLE, MemoryPool, available_memory
+from trainer.replica.wgpu.gpu.pool import USABLE, MemoryPool, measure_available_memory
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.system.errors import InputError
 
@@ -156,7 +156,7 @@ class WgpuGenerator:
             return f"an array exceeds the {limit >> 20} MiB that a kernel's argument may span"
         plan = MemoryPool(None)
         _record_step(plan, self._decoder, shape, limit)
-        budget, there = plan.budget(), available_memory(self._device.adapter)
+        budget, there = plan.report_budget(), measure_available_memory(self._device.adapter)
         if there is not None and budget.total > USABLE * there:
             return f"that needs {budget}, {there / 2**30:.1f} GiB are free"
         return ""
@@ -217,7 +217,7 @@ class _Run:
             return
         # Some systems consider a device hung that is busy for seconds with one submission.
         for name in part.graph.segments:
-            part.graph.run(*part.graph.span(name))
+            part.graph.run(*part.graph.find_segment(name))
 
 
 def _iterate_smaller(wanted: StepShape) -> Iterator[StepShape]:
@@ -245,7 +245,7 @@ def _record_step(pool: MemoryPool, decoder: Decoder, shape: StepShape, limit: in
     cache = Cache.take(pool, model, shape.batch, shape.slots)
     logits = pool.take((shape.batch, model.vocab_size), purpose="logits")
 
-    def part(length: int) -> _Recording:
+    def record_part(length: int) -> _Recording:
         graph = Graph(pool.device, limit)
         sizes = (shape.batch * length, shape.batch, shape.batch)
         ends = np.cumsum([-(-size // _WORDS) * _WORDS for size in sizes]).tolist()
@@ -257,7 +257,7 @@ def _record_step(pool: MemoryPool, decoder: Decoder, shape: StepShape, limit: in
         record_decoding(graph, pool, decoder, cache, StepInputs(ids, starts, last), logits)
         return _Recording(graph, vector)
 
-    return _RecordedStep(shape, cache, logits, part(shape.chunk), part(1))
+    return _RecordedStep(shape, cache, logits, record_part(shape.chunk), record_part(1))
 
 
 def _pad_words(words: NDArray[Any]) -> NDArray[Any]:

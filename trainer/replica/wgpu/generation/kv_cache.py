@@ -9,7 +9,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.elementwise import copy
-from trainer.replica.wgpu.kernels.embedding import embed
+from trainer.replica.wgpu.kernels.embedding import embed_tokens
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.heads import merge_heads, split_heads
 from trainer.replica.wgpu.kernels.norm import rms_norm
@@ -32,10 +32,10 @@ class Cache:
         """Return memory for `slots` tokens of each of `batch` samples."""
         shape = (batch, model.num_kv_heads, slots, model.head_dim)
 
-        def new() -> list[Array]:
+        def take_layers() -> list[Array]:
             return [pool.take(shape, purpose="activations") for _ in range(model.num_layers)]
 
-        return cls(new(), new())
+        return cls(take_layers(), take_layers())
 
     @property
     def arrays(self) -> list[Array]:
@@ -74,19 +74,19 @@ def record_decoding(
     attention = Attention(batch, model.num_heads, model.num_kv_heads, length, model.head_dim)
     size = (batch * length, model.hidden_size)
     x, y = pool.take(size), pool.take(size)
-    graph.segment("embed")
-    embed(graph, decoder.embedding, inputs.ids, x)
+    graph.begin_segment("embed")
+    embed_tokens(graph, decoder.embedding, inputs.ids, x)
     step = _Step(graph, pool, decoder, attention, slots, inputs.starts)
     for number, layer in enumerate(decoder.layers):
-        graph.segment(f"forward.{number}")
+        graph.begin_segment(f"forward.{number}")
         step.record_layer(layer, cache.keys[number], cache.values[number], x, y)
         x, y = y, x
-    graph.segment("head")
+    graph.begin_segment("head")
     picked = pool.take((batch, model.hidden_size))
     gather_rows(graph, x, inputs.last, picked)
     decoder.head.logits(graph, pool, picked, logits)
     for array in (x, y, picked):
-        pool.give(array)
+        pool.give_back(array)
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class _Step:
         layer.up.forward(graph, pool, normed, up)
         record_mlp_output(graph, pool, layer, gate, up, middle, y)
         for array in (normed, middle, attended, gate, up):
-            pool.give(array)
+            pool.give_back(array)
 
     def _record_attention(self, layer: Layer, normed: Array, keys: Array, values: Array) -> Array:
         """Record the heads' outputs `[M, Hq * d]`."""
         graph, pool, shape = self.graph, self.pool, self.shape
-        rope, starts, eps = layer.rope(self.decoder.rope), self.starts, self.decoder.eps
+        rope, starts, eps = layer.choose_rope(self.decoder.rope), self.starts, self.decoder.eps
         rows, head_dim = normed.shape[0], shape.head_dim
         raw = pool.take((rows, shape.num_heads * head_dim))
         queries = pool.take((shape.batch, shape.num_heads, shape.length, head_dim))
@@ -163,5 +163,5 @@ class _Step:
         attended = raw  # no longer needed, and of the right size
         merge_heads(graph, merged, attended)
         for array in (queries, few, scores, merged):
-            pool.give(array)
+            pool.give_back(array)
         return attended

@@ -20,7 +20,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import USABLE, MemoryPool, available_memory
+from trainer.replica.wgpu.gpu.pool import USABLE, MemoryPool, measure_available_memory
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.heads import split_heads
 from trainer.replica.wgpu.kernels.softmax import cached_softmax
@@ -125,7 +125,7 @@ class KVStore:
                 offset = array.offset + row * pitch
                 self._device.write(replace(array, shape=tokens.shape, offset=offset), tokens)
         # The queue keeps copies of what it writes until something is submitted.
-        self._device.submit(self._device.encoder())
+        self._device.submit(self._device.create_encoder())
 
     def attend(
         self,
@@ -183,9 +183,9 @@ class KVStore:
         return graph
 
 
-def fitting_layers(device: Device, shape: KVShape, batch: int, slots: int) -> int | None:
+def count_fitting_layers(device: Device, shape: KVShape, batch: int, slots: int) -> int | None:
     """Return of how many layers keys and values fit; None if the device does not report it."""
-    there = available_memory(device.adapter)
+    there = measure_available_memory(device.adapter)
     if there is None:
         return None
     scores = 4 * batch * shape.num_heads * slots_for(slots, 0)

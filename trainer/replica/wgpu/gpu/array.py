@@ -43,7 +43,7 @@ class Array:
         assert math.prod(shape) == self.size, f"{self.shape} has no shape {shape}"
         return replace(self, shape=shape)
 
-    def rows(self, start: int, stop: int) -> Array:
+    def slice_rows(self, start: int, stop: int) -> Array:
         """Return a window of the first axis, which must begin at an aligned byte."""
         assert 0 <= start < stop <= self.shape[0], (start, stop, self.shape)
         row = self.size // self.shape[0]
@@ -52,7 +52,7 @@ class Array:
         scales = self.scales
         if scales is not None:
             assert start * row % (NF4_BLOCK * NF4_BLOCK) == 0, "the scales would not be aligned"
-            scales = scales.rows(start * row // NF4_BLOCK, -(-stop * row // NF4_BLOCK))
+            scales = scales.slice_rows(start * row // NF4_BLOCK, -(-stop * row // NF4_BLOCK))
         shape = (stop - start, *self.shape[1:])
         return replace(self, shape=shape, offset=self.offset + begin, scales=scales)
 

@@ -61,10 +61,10 @@ def parse_together(ffi: Any, names: Sequence[str] = NAMES) -> None:
     """
     with suppress(AttributeError):
         known = ffi._parsed_types
-        known.update({name: (ctype, "(" in name) for name, ctype in types(ffi, names).items()})
+        known.update({name: (ctype, "(" in name) for name, ctype in find_types(ffi, names).items()})
 
 
-def types(ffi: Any, names: Sequence[str]) -> dict[str, Any]:
+def find_types(ffi: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return the type of each name, of a function its pointer; without unknown ones."""
     declared = set(ffi.list_types()[0])
     known = [name for name in names if declared.issuperset(re.findall(r"\bWGPU\w+", name))]

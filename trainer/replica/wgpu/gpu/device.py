@@ -67,16 +67,16 @@ class Device:
         """Bytes of all buffers now."""
         self._pipelines: dict[tuple[str, tuple[tuple[str, float], ...]], Any] = {}
 
-    def array(self, shape: tuple[int, ...], kind: Kind = "f32") -> Array:
+    def create_array(self, shape: tuple[int, ...], kind: Kind = "f32") -> Array:
         """Return new memory, zeroed.
 
         Raises:
             OutOfMemoryError: it does not fit.
         """
-        scales = self.array((-(-int(np.prod(shape)) // 64),)) if kind == "nf4" else None
-        return Array(self.buffer(tensor_bytes(shape, kind)), shape, kind, scales=scales)
+        scales = self.create_array((-(-int(np.prod(shape)) // 64),)) if kind == "nf4" else None
+        return Array(self.create_buffer(tensor_bytes(shape, kind)), shape, kind, scales=scales)
 
-    def buffer(self, size: int, usage: int | None = None) -> wgpu.GPUBuffer:
+    def create_buffer(self, size: int, usage: int | None = None) -> wgpu.GPUBuffer:
         """Return a new buffer of at least `size` bytes, zeroed; storage unless said otherwise.
 
         Raises:
@@ -94,7 +94,7 @@ class Device:
         self.allocated -= buffer.size
         buffer.destroy()
 
-    def pipeline(self, code: str, constants: Mapping[str, float] | None = None) -> Any:
+    def create_pipeline(self, code: str, constants: Mapping[str, float] | None = None) -> Any:
         """Return the compiled entry point `main`; equal code and constants compile once.
 
         `constants` are values of the code's `override` declarations.
@@ -129,12 +129,12 @@ class Device:
 
     def clear(self, arrays: Sequence[Array]) -> None:
         """Fill arrays with zeros."""
-        encoder = self.encoder()
+        encoder = self.create_encoder()
         for array in arrays:
             encoder.clear_buffer(array.buffer, array.offset, array.nbytes)
         self.submit(encoder)
 
-    def encoder(self) -> Any:
+    def create_encoder(self) -> Any:
         """Return a new command encoder, for `submit`."""
         return self.handle.create_command_encoder()
 

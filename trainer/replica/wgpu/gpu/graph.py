@@ -85,7 +85,7 @@ class Graph:
         packed = pack_params(label, code, params)
         self.dispatches.append(Dispatch(code, settings, tuple(arrays), packed, grid, label))
 
-    def segment(self, name: str) -> None:
+    def begin_segment(self, name: str) -> None:
         """Begin a named part; it ends at the next one."""
         assert name not in self._starts, f"segment {name} is there already"
         self._starts[name] = len(self.dispatches)
@@ -95,7 +95,7 @@ class Graph:
         """Names in order."""
         return list(self._starts)
 
-    def span(self, name: str) -> tuple[int, int]:
+    def find_segment(self, name: str) -> tuple[int, int]:
         """Return the first dispatch of a segment, and the one after its last."""
         names = self.segments
         following = names[names.index(name) + 1 :]
@@ -127,7 +127,7 @@ class Graph:
     def run(self, first: int = 0, last: int = -1) -> None:
         """Encode and submit a part alone; see `encode`."""
         assert self.device is not None, "a plan cannot run"
-        encoder = self.device.encoder()
+        encoder = self.device.create_encoder()
         self.encode(encoder, first, last)
         self.device.submit(encoder)
 
@@ -138,13 +138,13 @@ class Graph:
             places.setdefault(item.params, len(places) * ALIGNMENT)
             assert len(item.params) <= ALIGNMENT, item.label
         usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
-        uniform = device.buffer(max(1, len(places)) * ALIGNMENT, usage)
+        uniform = device.create_buffer(max(1, len(places)) * ALIGNMENT, usage)
         packed = b"".join(params.ljust(ALIGNMENT, b"\0") for params in places)
         if packed:
             device.handle.queue.write_buffer(uniform, 0, packed)
         frozen: list[tuple[Any, Any, int, int, int]] = []
         for item in self.dispatches:
-            pipeline = device.pipeline(item.code, dict(item.constants))
+            pipeline = device.create_pipeline(item.code, dict(item.constants))
             entries: list[dict[str, Any]] = [
                 {
                     "binding": number,
@@ -179,7 +179,7 @@ _FIELD = re.compile(r"(\w+)\s*:\s*(\w+)")
 
 
 @cache
-def param_fields(code: str) -> Mapping[str, str]:
+def parse_param_fields(code: str) -> Mapping[str, str]:
     """Return name and type of each field in order; none if a code has no `struct Params`."""
     found = _STRUCT.search(_COMMENT.sub("", code))
     members = found.group(1).split(",") if found else []
@@ -198,7 +198,7 @@ def pack_params(kernel: str, code: str, values: Mapping[str, float]) -> bytes:
 
     A bool is 0 or 1. `kernel` is its name in messages.
     """
-    types = param_fields(code)
+    types = parse_param_fields(code)
     wrong = [f"no value for {name}" for name in types if name not in values]
     wrong += [f"no field {name}" for name in values if name not in types]
     assert not wrong, f"{kernel}: {', '.join(wrong)}"

@@ -88,12 +88,12 @@ class MemoryPool:
         self._taken[id(array)] = array, whole, purpose
         return array
 
-    def give(self, array: Array) -> None:
+    def give_back(self, array: Array) -> None:
         """Free an array that `take` returned, not a window of one, for later takes."""
         assert id(array) in self._taken, f"{array.shape} was not taken here, or was given already"
         _, whole, purpose = self._taken.pop(id(array))
         if array.scales is not None:
-            self.give(array.scales)
+            self.give_back(array.scales)
         self._free[purpose].append(whole)
 
     def release(self) -> None:
@@ -107,20 +107,20 @@ class MemoryPool:
         for free in self._free.values():
             free.clear()
 
-    def budget(self) -> MemoryBudget:
+    def report_budget(self) -> MemoryBudget:
         """Return the allocated bytes; until a `release` they only grow, so they are the peak."""
         return MemoryBudget(dict(self._allocated))
 
     def _allocate(self, size: int, purpose: Purpose) -> Array:
         whole = Array(None, (size // 4,))
         if self.device is not None:
-            whole = self.device.array(whole.shape)
+            whole = self.device.create_array(whole.shape)
         self._allocated[purpose] += size
         self._wholes.append(whole)
         return whole
 
 
-def available_memory(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
+def measure_available_memory(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
     """Return the free bytes of the memory of an adapter's buffers; None if not reported.
 
     A software or integrated adapter has the machine's memory.

@@ -10,7 +10,7 @@ from trainer.planning.vulkan_buffers import PARTIAL_SUMS
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
 from trainer.replica.wgpu.gpu.pool import MemoryPool
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 
 def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False) -> None:
@@ -21,7 +21,7 @@ def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False
     params = {"rows": rows, "width": width, "parts": parts}
     graph.add(
         "sum_columns",
-        kernel_source("sum_columns"),
+        read_kernel_source("sum_columns"),
         [x, sums],
         params,
         spread_workgroups(parts * -(-width // 64)),
@@ -39,4 +39,4 @@ def add_column_sums(graph: Graph, pool: MemoryPool, x: Array, sums: Array) -> No
     parts = take_parts(pool, x)
     sum_columns(graph, x, parts)
     sum_columns(graph, parts, sums.reshape(1, *sums.shape), accumulate=True)
-    pool.give(parts)
+    pool.give_back(parts)

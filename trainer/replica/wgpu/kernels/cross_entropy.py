@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 _LANES = 64  # rows of a workgroup with a lane for each row
 
@@ -29,7 +29,9 @@ def cross_entropy_start(graph: Graph, state: Array) -> None:
     rows = state.shape[0]
     assert state.shape == (rows, 4), state.shape
     params, grid = {"rows": rows}, spread_workgroups(-(-rows // _LANES))
-    graph.add("cross_entropy_start", kernel_source("cross_entropy_start"), [state], params, grid)
+    graph.add(
+        "cross_entropy_start", read_kernel_source("cross_entropy_start"), [state], params, grid
+    )
 
 
 def cross_entropy_window(
@@ -49,7 +51,7 @@ def cross_entropy_window(
     """
     graph.add(
         "cross_entropy_window",
-        kernel_source("cross_entropy_window"),
+        read_kernel_source("cross_entropy_window"),
         [logits, state, classes, probabilities],
         _kernel_params(logits, state, classes, probabilities, first, temperature),
         spread_workgroups(logits.shape[0]),
@@ -63,7 +65,9 @@ def cross_entropy_loss(graph: Graph, state: Array, probabilities: Array, total: 
     assert total.shape == (1,), total.shape
     params = {"rows": rows, "targets": targets}
     arrays = [state, probabilities, total]
-    graph.add("cross_entropy_loss", kernel_source("cross_entropy_loss"), arrays, params, (1, 1, 1))
+    graph.add(
+        "cross_entropy_loss", read_kernel_source("cross_entropy_loss"), arrays, params, (1, 1, 1)
+    )
 
 
 def cross_entropy_gradient(
@@ -82,7 +86,7 @@ def cross_entropy_gradient(
     """
     graph.add(
         "cross_entropy_gradient",
-        kernel_source("cross_entropy_gradient"),
+        read_kernel_source("cross_entropy_gradient"),
         [logits, state, classes, probabilities],
         _kernel_params(logits, state, classes, probabilities, first, temperature),
         spread_workgroups(logits.shape[0]),
@@ -94,7 +98,7 @@ def argmax_rows(graph: Graph, x: Array, best: Array) -> None:
     rows, width = x.shape
     assert best.shape == (rows,), (best.shape, x.shape)
     params, grid = {"rows": rows, "width": width}, spread_workgroups(-(-rows // _LANES))
-    graph.add("argmax_rows", kernel_source("argmax_rows"), [x, best], params, grid)
+    graph.add("argmax_rows", read_kernel_source("argmax_rows"), [x, best], params, grid)
 
 
 def _kernel_params(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def distillation_gradient(
     assert teacher.classes.shape == teacher.weights.shape == (rows, entries), teacher
     graph.add(
         "distillation_gradient",
-        kernel_source("distillation_gradient"),
+        read_kernel_source("distillation_gradient"),
         [logits, hard, soft, labels, counts, teacher.classes, teacher.weights, teacher.shares],
         {
             "rows": rows,

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from trainer.replica.wgpu.gpu.array import Array, iterate_windows
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
 from trainer.replica.wgpu.kernels.pool import SKIPPED, gather_rows
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 Words = NDArray[np.uint32]
 
 
-def embed(graph: Graph, table: Array, ids: Array, out: Array) -> None:
+def embed_tokens(graph: Graph, table: Array, ids: Array, out: Array) -> None:
     """Record out `[M, D]` = rows of table `[V, D]`, f32 or bf16, by token ids u32 `[M]`."""
     gather_rows(graph, table, ids, out)
 
@@ -50,8 +50,8 @@ def embedding_gradient(
     for start, stop in iterate_windows(dtable, graph.binding_limit):
         graph.add(
             "embedding_gradient",
-            kernel_source("embedding_gradient"),
-            [dy, unique, starts, order, dtable.rows(start, stop)],
+            read_kernel_source("embedding_gradient"),
+            [dy, unique, starts, order, dtable.slice_rows(start, stop)],
             {"tokens": tokens, "width": width, "first": start, "rows": stop - start},
             spread_workgroups(tokens * -(-width // 64)),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array, iterate_windows
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 _LANES = 256  # elements of a workgroup
 
@@ -16,6 +16,6 @@ def mark_non_finite(graph: Graph, x: Array, flag: Array) -> None:
     column = x.reshape(x.size, 1)
     for start, stop in iterate_windows(column, graph.binding_limit):
         size = stop - start
-        arrays = [column.rows(start, stop), flag]
+        arrays = [column.slice_rows(start, stop), flag]
         params, grid = {"size": size}, spread_workgroups(-(-size // _LANES))
-        graph.add("mark_non_finite", kernel_source("mark_non_finite"), arrays, params, grid)
+        graph.add("mark_non_finite", read_kernel_source("mark_non_finite"), arrays, params, grid)

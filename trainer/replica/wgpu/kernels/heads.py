@@ -11,7 +11,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.norm import rms_norm_weight_gradient
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 Rope = tuple[Array, Array]
 """Cosines and sines `[positions, d / 2]`."""
@@ -51,7 +51,7 @@ def split_heads(
     rows = batch * length * heads
     graph.add(
         "split_heads",
-        kernel_source("split_heads"),
+        read_kernel_source("split_heads"),
         [x, norm or x, cosines, sines, starts or x, out],
         {
             "rows": rows,
@@ -105,7 +105,7 @@ def head_norm_gradient(
     _record_merge(graph, dout, x, turned.reshape(*x.shape), norm=None, rope=rope, eps=eps)
     rows = x.reshape(*turned.shape)
     rms_norm_weight_gradient(graph, pool, rows, turned, dweight, eps=eps)
-    pool.give(turned)
+    pool.give_back(turned)
 
 
 def merge_heads(graph: Graph, x: Array, y: Array) -> None:
@@ -135,7 +135,7 @@ def _record_merge(
     rows = batch * length * heads
     graph.add(
         "merge_heads",
-        kernel_source("merge_heads"),
+        read_kernel_source("merge_heads"),
         [dout, x, norm or dout, cosines, sines, dx],
         {"rows": rows, "heads": heads, "length": length, "head_dim": head_dim, "eps": eps},
         spread_workgroups(rows),

@@ -6,7 +6,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.columns import sum_columns, take_parts
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 
 def rms_norm(graph: Graph, x: Array, weight: Array, y: Array, *, eps: float) -> None:
@@ -16,7 +16,7 @@ def rms_norm(graph: Graph, x: Array, weight: Array, y: Array, *, eps: float) -> 
     assert y.shape == x.shape, y.shape
     params = {"rows": rows, "width": width, "eps": eps}
     graph.add(
-        "rms_norm", kernel_source("rms_norm"), [x, weight, y], params, spread_workgroups(rows)
+        "rms_norm", read_kernel_source("rms_norm"), [x, weight, y], params, spread_workgroups(rows)
     )
 
 
@@ -36,7 +36,7 @@ def rms_norm_backward(
     assert dy.shape == dx.shape == x.shape, (dy.shape, dx.shape, x.shape)
     graph.add(
         "rms_norm_backward",
-        kernel_source("rms_norm_backward"),
+        read_kernel_source("rms_norm_backward"),
         [x, weight, dy, dx],
         {"rows": rows, "width": width, "eps": eps},
         spread_workgroups(rows),
@@ -53,9 +53,9 @@ def rms_norm_weight_gradient(
     assert dweight.shape == (width,), dweight.shape
     parts = take_parts(pool, x)
     params = {"rows": rows, "width": width, "parts": parts.shape[0], "eps": eps}
-    code = kernel_source("rms_norm_weight_gradient")
+    code = read_kernel_source("rms_norm_weight_gradient")
     graph.add(
         "rms_norm_weight_gradient", code, [x, dy, parts], params, spread_workgroups(parts.shape[0])
     )
     sum_columns(graph, parts, dweight.reshape(1, width), accumulate=True)
-    pool.give(parts)
+    pool.give_back(parts)

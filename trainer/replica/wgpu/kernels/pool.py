@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array, iterate_windows
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 SKIPPED = 0xFFFFFFFF
 """An index of no row."""
@@ -23,8 +23,8 @@ def gather_rows(graph: Graph, table: Array, index: Array, out: Array) -> None:
     for start, stop in iterate_windows(table, graph.binding_limit):
         graph.add(
             "gather_rows",
-            kernel_source("gather_rows"),
-            [table.rows(start, stop), index, out],
+            read_kernel_source("gather_rows"),
+            [table.slice_rows(start, stop), index, out],
             {"count": index.size, "width": width, "first": start, "rows": stop - start},
             spread_workgroups(index.size),
             {"BF16": table.kind == "bf16"},
@@ -42,7 +42,7 @@ def scatter_rows(graph: Graph, x: Array, index: Array, out: Array) -> None:
     params = {"count": index.size, "width": width, "rows": rows}
     graph.add(
         "scatter_rows",
-        kernel_source("scatter_rows"),
+        read_kernel_source("scatter_rows"),
         [x, index, out],
         params,
         spread_workgroups(index.size),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 
 def causal_softmax(
@@ -20,7 +20,7 @@ def causal_softmax(
     """
     graph.add(
         "causal_softmax",
-        kernel_source("causal_softmax"),
+        read_kernel_source("causal_softmax"),
         [scores],
         _kernel_params(scores, length, scale, first_row),
         spread_workgroups(scores.shape[0] * scores.shape[1]),
@@ -43,7 +43,7 @@ def causal_softmax_backward(
     assert probabilities.shape == gradient.shape, (probabilities.shape, gradient.shape)
     graph.add(
         "causal_softmax_backward",
-        kernel_source("causal_softmax_backward"),
+        read_kernel_source("causal_softmax_backward"),
         [probabilities, gradient],
         _kernel_params(gradient, length, scale, first_row),
         spread_workgroups(gradient.shape[0] * gradient.shape[1]),
@@ -70,7 +70,7 @@ def cached_softmax(
         "length": length,
         "scale": scale,
     }
-    code = kernel_source("cached_softmax")
+    code = read_kernel_source("cached_softmax")
     graph.add("cached_softmax", code, [starts, scores], params, spread_workgroups(rows))
 
 

@@ -11,7 +11,7 @@ _USE = re.compile(r"^//!use (\w+)$", re.MULTILINE)
 
 
 @cache
-def kernel_source(name: str) -> str:
+def read_kernel_source(name: str) -> str:
     """Return the code of `name.wgsl`; each line `//!use piece` becomes `piece.wgsl`."""
     code = (_FOLDER / f"{name}.wgsl").read_text(encoding="utf-8")
-    return _USE.sub(lambda match: kernel_source(match.group(1)), code)
+    return _USE.sub(lambda match: read_kernel_source(match.group(1)), code)

@@ -52,7 +52,7 @@ class Attention:
         """The factor of scores (Vaswani et al., arXiv 1706.03762)."""
         return 1 / math.sqrt(self.head_dim)
 
-    def windows(self, limit: int) -> Iterator[ScoreWindow]:
+    def iter_windows(self, limit: int) -> Iterator[ScoreWindow]:
         """Yield windows whose scores fit into `limit` bytes, as few as can be."""
         row_bytes = 4 * self.length
         assert row_bytes <= limit, f"one row of {self.length} scores exceeds {limit} bytes"
@@ -71,10 +71,10 @@ class Attention:
         self, graph: Graph, pool: MemoryPool, queries: Array, keys: Array, values: Array, out: Array
     ) -> None:
         """Record out `[B, Hq, T, d]` = softmax(Q K^T / sqrt(d), causal) V."""
-        for window in self.windows(self._limit(graph)):
-            scores = self._probabilities(graph, pool, queries, keys, window)
-            self._contract(graph, window, scores, values, out)
-            pool.give(scores)
+        for window in self.iter_windows(self._limit(graph)):
+            scores = self._record_probabilities(graph, pool, queries, keys, window)
+            self._record_product(graph, window, scores, values, out)
+            pool.give_back(scores)
 
     def backward(
         self,
@@ -89,29 +89,29 @@ class Attention:
         dvalues: Array,
     ) -> None:
         """Record all three gradients, `=`, from dout `[B, Hq, T, d]`."""
-        for window in self.windows(self._limit(graph)):
-            scores = self._probabilities(graph, pool, queries, keys, window)
-            dscores = self._scores(graph, pool, dout, values, window)
+        for window in self.iter_windows(self._limit(graph)):
+            scores = self._record_probabilities(graph, pool, queries, keys, window)
+            dscores = self._record_scores(graph, pool, dout, values, window)
             self._reduce(graph, window, scores, dout, dvalues)
             causal_softmax_backward(
                 graph, scores, dscores, first_row=window.row, length=self.length, scale=self.scale
             )
-            self._contract(graph, window, dscores, keys, dqueries)
+            self._record_product(graph, window, dscores, keys, dqueries)
             self._reduce(graph, window, dscores, queries, dkeys)
-            pool.give(scores)
-            pool.give(dscores)
+            pool.give_back(scores)
+            pool.give_back(dscores)
 
     def _limit(self, graph: Graph) -> int:
         return min(graph.binding_limit, SCORE_BYTES)
 
-    def _probabilities(
+    def _record_probabilities(
         self, graph: Graph, pool: MemoryPool, queries: Array, keys: Array, window: ScoreWindow
     ) -> Array:
-        scores = self._scores(graph, pool, queries, keys, window)
+        scores = self._record_scores(graph, pool, queries, keys, window)
         causal_softmax(graph, scores, first_row=window.row, length=self.length, scale=self.scale)
         return scores
 
-    def _scores(
+    def _record_scores(
         self, graph: Graph, pool: MemoryPool, left: Array, right: Array, window: ScoreWindow
     ) -> Array:
         """Record left right^T `[heads, rows, T]`: queries with keys, or dout with values."""
@@ -127,11 +127,11 @@ class Attention:
             k=self.head_dim,
             batch=window.heads,
             strides=(self._group, self._head, window.rows * self.length),
-            offsets=(self._first(window), window.first * self._head, 0),
+            offsets=(self._compute_offset(window), window.first * self._head, 0),
         )
         return scores
 
-    def _contract(
+    def _record_product(
         self, graph: Graph, window: ScoreWindow, scores: Array, right: Array, out: Array
     ) -> None:
         """Record the window's rows of out = scores right, over positions."""
@@ -145,7 +145,7 @@ class Attention:
             k=self.length,
             batch=window.heads,
             strides=(window.rows * self.length, self._head, self._group),
-            offsets=(0, window.first * self._head, self._first(window)),
+            offsets=(0, window.first * self._head, self._compute_offset(window)),
         )
 
     def _reduce(
@@ -163,7 +163,7 @@ class Attention:
             k=window.rows,
             batch=window.heads,
             strides=(window.rows * self.length, self._group, self._head),
-            offsets=(0, self._first(window), window.first * self._head),
+            offsets=(0, self._compute_offset(window), window.first * self._head),
             accumulate=window.row > 0,
         )
 
@@ -175,5 +175,5 @@ class Attention:
     def _head(self) -> int:
         return self.length * self.head_dim
 
-    def _first(self, window: ScoreWindow) -> int:
+    def _compute_offset(self, window: ScoreWindow) -> int:
         return window.first * self._group + window.row * self.head_dim

@@ -15,7 +15,7 @@ from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.distillation import TeacherPredictions
 from trainer.replica.wgpu.kernels.elementwise import fill
-from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient
+from trainer.replica.wgpu.kernels.embedding import embed_tokens, embedding_gradient
 from trainer.replica.wgpu.kernels.finite import mark_non_finite
 from trainer.replica.wgpu.layers import decoder_layer
 from trainer.replica.wgpu.layers.attention import Attention
@@ -37,31 +37,31 @@ class Tensors:
     """Empty for a model that only evaluates."""
     rope: tuple[Array, Array]
 
-    def norm(self, name: str) -> Norm:
+    def find_norm(self, name: str) -> Norm:
         """Return the norm of that name, frozen or trained."""
         if name in self.weights:
             return Norm(self.weights[name], self.gradients.get(name))
         return Norm(self.frozen[name])
 
-    def matrix(self, name: str) -> tuple[Array, Array | None]:
+    def find_matrix(self, name: str) -> tuple[Array, Array | None]:
         """Return a weight, and its gradient if it trains."""
         if name in self.weights:
             return self.weights[name], self.gradients.get(name)
         return self.frozen[name], None
 
-    def linear(self, stem: str, lora_scale: float) -> Linear:
+    def find_linear(self, stem: str, lora_scale: float) -> Linear:
         """Return a linear with its bias and adapter, if any."""
-        weight, gradient = self.matrix(f"{stem}.weight")
+        weight, gradient = self.find_matrix(f"{stem}.weight")
         bias, bias_gradient = None, None
         if f"{stem}.bias" in self.weights or f"{stem}.bias" in self.frozen:
-            bias, bias_gradient = self.matrix(f"{stem}.bias")
-        return Linear(weight, gradient, bias, bias_gradient, self._lora(stem, lora_scale))
+            bias, bias_gradient = self.find_matrix(f"{stem}.bias")
+        return Linear(weight, gradient, bias, bias_gradient, self._find_lora(stem, lora_scale))
 
-    def _lora(self, stem: str, scale: float) -> Lora | None:
+    def _find_lora(self, stem: str, scale: float) -> Lora | None:
         a, b = (f"{_PEFT}{stem}.lora_{side}.weight" for side in "AB")
         if b not in self.weights:
             return None
-        return Lora(*self.matrix(a), Trainable(self.weights[b], self.gradients.get(b)), scale)
+        return Lora(*self.find_matrix(a), Trainable(self.weights[b], self.gradients.get(b)), scale)
 
 
 class Decoder:
@@ -89,14 +89,16 @@ class Decoder:
             )
             for number in range(architecture.num_layers)
         ]
-        self.embedding, self._embedding_gradient = tensors.matrix("model.embed_tokens.weight")
+        self.embedding, self._embedding_gradient = tensors.find_matrix("model.embed_tokens.weight")
         name = "lm_head.weight"
         if self._classify:
             # An adapter's run names the head as PEFT does; only a full one has the plain name.
             name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in tensors.weights)
         elif architecture.tied:
             name = "model.embed_tokens.weight"
-        self.head = Head(tensors.norm("model.norm.weight"), *tensors.matrix(name), self.eps)
+        self.head = Head(
+            tensors.find_norm("model.norm.weight"), *tensors.find_matrix(name), self.eps
+        )
 
     def record_training(
         self,
@@ -122,39 +124,39 @@ class Decoder:
         ]
         shared = None if keep else Activations.take(pool, shape)
         kept = [shared or Activations.take(pool, shape) for _ in self.layers]
-        ids = bucket.window(vector, "ids")
+        ids = bucket.slice_vector(vector, "ids")
 
-        graph.segment("embed")
-        embed(graph, self.embedding, ids, stream[0])
+        graph.begin_segment("embed")
+        embed_tokens(graph, self.embedding, ids, stream[0])
         for number, weights in enumerate(self.layers):
-            graph.segment(f"forward.{number}")
+            graph.begin_segment(f"forward.{number}")
             decoder_layer.forward(
                 graph, pool, weights, shape, kept[number], stream[number], stream[number + 1]
             )
         dx = pool.take((rows, hidden), purpose="activations")
         for chunk in range(bucket.chunks):
-            graph.segment(f"head.{chunk}")
+            graph.begin_segment(f"head.{chunk}")
             if chunk == 0:
                 fill(graph, dx, value=0.0)
             targets = self._chunk_targets(bucket, vector, chunk)
             self.head.loss(graph, pool, stream[-1], targets, sums, dx=dx)
         for number in reversed(range(len(self.layers))):
-            graph.segment(f"backward.{number}")
+            graph.begin_segment(f"backward.{number}")
             weights = self.layers[number]
             if not keep:
                 decoder_layer.recompute(graph, pool, weights, shape, kept[number], stream[number])
             decoder_layer.backward(graph, pool, weights, shape, kept[number], stream[number], dx)
-        graph.segment("embedding")
+        graph.begin_segment("embedding")
         mark_non_finite(graph, dx, sums.flag)
         if self._embedding_gradient is not None:
             unique, starts, order = (
-                bucket.window(vector, name) for name in ("unique", "starts", "order")
+                bucket.slice_vector(vector, name) for name in ("unique", "starts", "order")
             )
             embedding_gradient(graph, dx, unique, starts, order, self._embedding_gradient)
         for array in (*stream, dx):
-            pool.give(array)
+            pool.give_back(array)
         for activations in [shared] if shared else kept:
-            activations.give(pool)
+            activations.give_back(pool)
 
     def record_evaluation(
         self,
@@ -173,37 +175,40 @@ class Decoder:
         size = (bucket.rows, self.architecture.hidden_size)
         x, y = (pool.take(size, purpose="activations") for _ in range(2))
         kept = Activations.take(pool, shape)
-        graph.segment("embed")
-        embed(graph, self.embedding, bucket.window(vector, "ids"), x)
+        graph.begin_segment("embed")
+        embed_tokens(graph, self.embedding, bucket.slice_vector(vector, "ids"), x)
         for number, weights in enumerate(self.layers):
-            graph.segment(f"forward.{number}")
+            graph.begin_segment(f"forward.{number}")
             decoder_layer.forward(graph, pool, weights, shape, kept, x, y)
             x, y = y, x
         for chunk in range(bucket.chunks):
-            graph.segment(f"head.{chunk}")
+            graph.begin_segment(f"head.{chunk}")
             targets = self._chunk_targets(bucket, vector, chunk)
             self.head.loss(graph, pool, x, targets, sums, predictions=predictions)
         for array in (x, y):
-            pool.give(array)
-        kept.give(pool)
+            pool.give_back(array)
+        kept.give_back(pool)
 
     def _chunk_targets(self, bucket: Bucket, vector: Array, chunk: int) -> Targets:
         """Return the windows of one chunk of targets."""
         count, entries = bucket.chunk_rows, bucket.entries
         first, last = chunk * count, (chunk + 1) * count
 
-        def table(name: str, columns: int) -> Array:
-            whole = bucket.window(vector, name).rows(first * columns, last * columns)
+        def slice_table(name: str, columns: int) -> Array:
+            whole = bucket.slice_vector(vector, name).slice_rows(first * columns, last * columns)
             return whole.reshape(count, columns)
 
-        rows = bucket.window(vector, "rows").rows(first, last)
+        rows = bucket.slice_vector(vector, "rows").slice_rows(first, last)
         teacher = None
         if entries:
-            shares = bucket.window(vector, "shares")
+            shares = bucket.slice_vector(vector, "shares")
             teacher = TeacherPredictions(
-                table("taught", entries), table("weights", entries), shares, self._temperature
+                slice_table("taught", entries),
+                slice_table("weights", entries),
+                shares,
+                self._temperature,
             )
-        return Targets(rows, table("classes", 1), table("counts", 1), teacher)
+        return Targets(rows, slice_table("classes", 1), slice_table("counts", 1), teacher)
 
     def _layer_shape(self, bucket: Bucket) -> Shape:
         model = self.architecture
@@ -216,17 +221,21 @@ class Decoder:
 def _make_layer(tensors: Tensors, number: int, lora_scale: float, *, rotates: bool) -> Layer:
     stem = f"model.layers.{number}"
     linears = {
-        linear.removesuffix("_proj"): tensors.linear(f"{stem}.{linear_path(linear)}", lora_scale)
+        linear.removesuffix("_proj"): tensors.find_linear(
+            f"{stem}.{linear_path(linear)}", lora_scale
+        )
         for linear in LINEARS
     }
 
     def head_norm(name: str) -> Norm | None:
         full = f"{stem}.self_attn.{name}.weight"
-        return tensors.norm(full) if full in tensors.weights or full in tensors.frozen else None
+        return (
+            tensors.find_norm(full) if full in tensors.weights or full in tensors.frozen else None
+        )
 
     return Layer(
-        input_norm=tensors.norm(f"{stem}.input_layernorm.weight"),
-        post_norm=tensors.norm(f"{stem}.post_attention_layernorm.weight"),
+        input_norm=tensors.find_norm(f"{stem}.input_layernorm.weight"),
+        post_norm=tensors.find_norm(f"{stem}.post_attention_layernorm.weight"),
         q_norm=head_norm("q_norm"),
         k_norm=head_norm("k_norm"),
         rotates=rotates,

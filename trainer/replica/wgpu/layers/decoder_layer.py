@@ -45,7 +45,7 @@ class Layer:
     k_norm: Norm | None
     rotates: bool = True
 
-    def rope(self, tables: tuple[Array, Array]) -> tuple[Array, Array] | None:
+    def choose_rope(self, tables: tuple[Array, Array]) -> tuple[Array, Array] | None:
         """Return the tables of the rotary embedding if this layer has one."""
         return tables if self.rotates else None
 
@@ -88,11 +88,11 @@ class Activations:
     up: Array
     """`[M, F]`."""
 
-    def give(self, pool: MemoryPool) -> None:
+    def give_back(self, pool: MemoryPool) -> None:
         """Give the memory back."""
         for array in vars(self).values():
             for part in array if isinstance(array, tuple) else (array,):
-                pool.give(part)
+                pool.give_back(part)
 
     @classmethod
     def take(cls, pool: MemoryPool, shape: Shape) -> Activations:
@@ -103,20 +103,20 @@ class Activations:
         heads = (batch, attention.num_heads, length, head_dim)
         kv_heads = (batch, attention.num_kv_heads, length, head_dim)
 
-        def new(*size: int) -> Array:
+        def take_array(*size: int) -> Array:
             return pool.take(size, purpose="activations")
 
         return cls(
-            normed=new(rows, shape.hidden),
-            raw=(new(rows, queries), new(rows, keys)),
-            queries=new(*heads),
-            keys=new(*kv_heads),
-            values=new(*kv_heads),
-            attended=new(rows, queries),
-            middle=new(rows, shape.hidden),
-            normed_middle=new(rows, shape.hidden),
-            gate=new(rows, shape.inner),
-            up=new(rows, shape.inner),
+            normed=take_array(rows, shape.hidden),
+            raw=(take_array(rows, queries), take_array(rows, keys)),
+            queries=take_array(*heads),
+            keys=take_array(*kv_heads),
+            values=take_array(*kv_heads),
+            attended=take_array(rows, queries),
+            middle=take_array(rows, shape.hidden),
+            normed_middle=take_array(rows, shape.hidden),
+            gate=take_array(rows, shape.inner),
+            up=take_array(rows, shape.inner),
         )
 
 
@@ -152,7 +152,7 @@ def record_mlp_output(
     swiglu(graph, gate, up, product)
     copy(graph, middle, y)
     layer.down.forward(graph, pool, product, y, accumulate=True)
-    pool.give(product)
+    pool.give_back(product)
 
 
 def _record_attention(
@@ -166,16 +166,18 @@ def _record_attention(
     ):
         linear.forward(graph, pool, kept.normed, raw)
         weight = norm.weight if norm is not None else None
-        split_heads(graph, raw, heads, norm=weight, rope=layer.rope(shape.rope), eps=shape.eps)
+        split_heads(
+            graph, raw, heads, norm=weight, rope=layer.choose_rope(shape.rope), eps=shape.eps
+        )
     values = pool.take(kept.raw[1].shape)
     layer.v.forward(graph, pool, kept.normed, values)
     split_heads(graph, values, kept.values)
-    pool.give(values)
+    pool.give_back(values)
 
     merged = pool.take(kept.queries.shape)
     shape.attention.forward(graph, pool, kept.queries, kept.keys, kept.values, merged)
     merge_heads(graph, merged, kept.attended)
-    pool.give(merged)
+    pool.give_back(merged)
     copy(graph, x, kept.middle)
     layer.o.forward(graph, pool, kept.attended, kept.middle, accumulate=True)
 
@@ -203,16 +205,16 @@ def _transform_backward(
     product, dproduct = pool.take(kept.gate.shape), pool.take(kept.gate.shape)
     swiglu(graph, kept.gate, kept.up, product)
     layer.down.backward(graph, pool, product, dx, dproduct)
-    pool.give(product)
+    pool.give_back(product)
     swiglu_backward(graph, kept.gate, kept.up, dproduct)  # gate and up become their gradients
-    pool.give(dproduct)
+    pool.give_back(dproduct)
     dnormed = pool.take(dx.shape)
     layer.gate.backward(graph, pool, kept.normed_middle, kept.gate, dnormed)
     layer.up.backward(graph, pool, kept.normed_middle, kept.up, dnormed, accumulate=True)
     norm_backward(
         graph, pool, layer.post_norm, kept.middle, dnormed, dx, eps=shape.eps, accumulate=True
     )
-    pool.give(dnormed)
+    pool.give_back(dnormed)
 
 
 def _attend_backward(
@@ -234,7 +236,7 @@ def _attend_backward(
     shape.attention.backward(
         graph, pool, kept.queries, kept.keys, kept.values, dmerged, dqueries, dkeys, dvalues
     )
-    pool.give(dmerged)
+    pool.give_back(dmerged)
 
     dnormed = pool.take(dx.shape)
     # dattended has done its work and has the size of the queries.
@@ -271,7 +273,7 @@ def _attend_backward(
     layer.v.backward(graph, pool, kept.normed, draw, dnormed, accumulate=True)
     norm_backward(graph, pool, layer.input_norm, x, dnormed, dx, eps=shape.eps, accumulate=True)
     for array in (dattended, dqueries, dkeys, dvalues, dnormed, draw):
-        pool.give(array)
+        pool.give_back(array)
 
 
 def _head_backward(
@@ -290,7 +292,7 @@ def _head_backward(
     accumulate: bool,
 ) -> None:
     """Record the way back through rotary embedding, head norm and projection."""
-    weight, rope = norm.weight if norm is not None else None, layer.rope(shape.rope)
+    weight, rope = norm.weight if norm is not None else None, layer.choose_rope(shape.rope)
     split_heads_backward(graph, raw, dheads, draw, norm=weight, rope=rope, eps=shape.eps)
     if norm is not None and norm.gradient is not None:
         head_norm_gradient(graph, pool, raw, dheads, norm.gradient, rope=rope, eps=shape.eps)

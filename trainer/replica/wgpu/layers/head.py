@@ -90,7 +90,7 @@ class Head:
         logits = pool.take((count, spans[0][1]), purpose="logits")
         for start, stop in spans:
             part = self._logits(graph, normed, logits, start, stop)
-            objective.window(graph, part, start)
+            objective.add_window(graph, part, start)
         if predictions is not None:
             assert len(spans) == 1, "predictions need all classes in one window"
             argmax_rows(graph, logits, predictions)
@@ -101,17 +101,17 @@ class Head:
                 part = Array(logits.buffer, (count, stop - start), offset=logits.offset)
                 if len(spans) > 1:  # a single window still has its logits
                     part = self._logits(graph, normed, logits, start, stop)
-                objective.gradient(graph, part, start)
+                objective.record_gradient(graph, part, start)
                 self._window_backward(graph, normed, part, dnormed, start, stop)
             dpicked = pool.take((count, width))
             norm_backward(
                 graph, pool, self.norm, picked, dnormed, dpicked, eps=self.eps, accumulate=False
             )
             scatter_rows(graph, dpicked, targets.rows, dx)
-            pool.give(dnormed)
-            pool.give(dpicked)
+            pool.give_back(dnormed)
+            pool.give_back(dpicked)
         for array in (picked, normed, *objective.states, logits):
-            pool.give(array)
+            pool.give_back(array)
 
     def logits(self, graph: Graph, pool: MemoryPool, x: Array, out: Array) -> None:
         """Record out `[N, V]`, the logits of all classes for hidden states x `[N, D]`."""
@@ -121,7 +121,7 @@ class Head:
             gemm(
                 graph,
                 normed,
-                self.weight.rows(start, stop),
+                self.weight.slice_rows(start, stop),
                 out,
                 trans_b=True,
                 m=x.shape[0],
@@ -130,7 +130,7 @@ class Head:
                 ldc=out.shape[1],
                 offsets=(0, 0, start),
             )
-        pool.give(normed)
+        pool.give_back(normed)
 
     def _window_bytes(self, graph: Graph, count: int) -> int:
         """Return the bytes of a window of weights that exceeds neither a binding nor the logits."""
@@ -143,7 +143,7 @@ class Head:
         gemm(
             graph,
             normed,
-            self.weight.rows(start, stop),
+            self.weight.slice_rows(start, stop),
             part,
             trans_b=True,
             m=normed.shape[0],
@@ -159,7 +159,7 @@ class Head:
         gemm(
             graph,
             dlogits,
-            self.weight.rows(start, stop),
+            self.weight.slice_rows(start, stop),
             dnormed,
             m=rows,
             n=width,
@@ -171,7 +171,7 @@ class Head:
                 graph,
                 dlogits,
                 normed,
-                self.gradient.rows(start, stop),
+                self.gradient.slice_rows(start, stop),
                 trans_a=True,
                 m=classes,
                 n=width,
@@ -203,7 +203,7 @@ class _Objective:
         """The existing ones."""
         return [self.hard] if self.soft is None else [self.hard, self.soft]
 
-    def window(self, graph: Graph, logits: Array, first: int) -> None:
+    def add_window(self, graph: Graph, logits: Array, first: int) -> None:
         """Record the addition of the logits of the classes from `first` on."""
         targets, teacher = self.targets, self.targets.teacher
         cross_entropy_window(graph, logits, self.hard, targets.classes, targets.counts, first=first)
@@ -224,7 +224,7 @@ class _Objective:
         if self.targets.teacher and self.soft:
             cross_entropy_loss(graph, self.soft, self.targets.teacher.weights, sums.taught)
 
-    def gradient(self, graph: Graph, logits: Array, first: int) -> None:
+    def record_gradient(self, graph: Graph, logits: Array, first: int) -> None:
         """Record the logits of a window becoming their gradient, after all windows."""
         targets = self.targets
         if targets.teacher and self.soft:

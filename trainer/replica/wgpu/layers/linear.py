@@ -59,7 +59,7 @@ class Linear:
             gemm(
                 graph,
                 x,
-                self.weight.rows(start, stop),
+                self.weight.slice_rows(start, stop),
                 y,
                 trans_b=True,
                 m=rows,
@@ -85,7 +85,7 @@ class Linear:
                 alpha=self.lora.scale,
                 accumulate=True,
             )
-            pool.give(low)
+            pool.give_back(low)
 
     def backward(
         self,
@@ -106,7 +106,7 @@ class Linear:
                 gemm(
                     graph,
                     dy,
-                    self.weight.rows(start, stop),
+                    self.weight.slice_rows(start, stop),
                     dx,
                     m=rows,
                     n=inner,
@@ -121,7 +121,7 @@ class Linear:
                     graph,
                     dy,
                     x,
-                    self.weight_gradient.rows(start, stop),
+                    self.weight_gradient.slice_rows(start, stop),
                     trans_a=True,
                     m=stop - start,
                     n=inner,
@@ -170,8 +170,8 @@ class Linear:
             )
         if dx is not None:
             gemm(graph, dlow, lora.a, dx, m=rows, n=inner, k=rank, accumulate=True)
-        pool.give(low)
-        pool.give(dlow)
+        pool.give_back(low)
+        pool.give_back(dlow)
 
     def _project(self, graph: Graph, pool: MemoryPool, lora: Lora, x: Array) -> Array:
         """Record x A^T `[M, r]`; it is cheaper to compute twice than to keep."""

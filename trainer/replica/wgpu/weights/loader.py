@@ -104,9 +104,9 @@ def _upload_chunks(device: Device, array: Array, pieces: Iterable[np.ndarray[Any
         raw = piece.view(np.uint8)
         raw = np.pad(raw, (0, -raw.size % 4)) if raw.size % 4 else raw
         stop = start + raw.size // 4
-        device.write(words.rows(start, stop), raw)
+        device.write(words.slice_rows(start, stop), raw)
         device.submit(
-            device.encoder()
+            device.create_encoder()
         )  # otherwise the driver stages the whole model in host memory
         start = stop
     assert start == words.size, f"{start} words of {words.size}"

@@ -42,7 +42,7 @@ class Slots:
         found: dict[str, Array] = {}
         for block, array, starts in zip(self.layout.blocks, blocks, self._starts, strict=True):
             for slot, start in zip(block.tensors, starts, strict=False):
-                found[slot.name] = array.rows(start, start + slot.size).reshape(*slot.shape)
+                found[slot.name] = array.slice_rows(start, start + slot.size).reshape(*slot.shape)
         return found
 
     def pad_block(self, index: int, values: np.ndarray) -> np.ndarray:

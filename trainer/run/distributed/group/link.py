@@ -74,7 +74,7 @@ class GroupLink:
                 return None
         return self._whole.popleft()
 
-    def receive_whole(self) -> list[GroupMessage] | None:
+    def receive_available(self) -> list[GroupMessage] | None:
         """Return the messages that are whole by now, once the link is ready to be read.
 
         It does not wait for the rest of one, whose sender may be stopped in the middle. None if the

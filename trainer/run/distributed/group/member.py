@@ -11,7 +11,7 @@ from trainer.model.layout import GradientLayout, build_layout
 from trainer.run.distributed.group.link import GroupLink, GroupMessage, unpack_samples
 from trainer.run.distributed.group.processes import HEARTBEAT_INTERVAL
 from trainer.run.distributed.group.setup import GroupSetup, compute_identity
-from trainer.run.distributed.watch import is_of_peers
+from trainer.run.distributed.watch import is_peer_failure
 from trainer.system.errors import DoesNotFitError, TrainerError, first_line, is_out_of_memory
 from trainer.system.process.heartbeat import start_heartbeat
 
@@ -27,8 +27,8 @@ def run_member(link: GroupLink, rank: int) -> int:
     try:
         return _serve_leader(link, rank)
     except Exception as error:
-        known = as_known(error)
-        collective = is_of_peers(error)
+        known = as_user_error(error)
+        collective = is_peer_failure(error)
         if known is None and not collective:
             traceback.print_exc()
         code = 1 if known is None else known.exit_code
@@ -37,7 +37,7 @@ def run_member(link: GroupLink, rank: int) -> int:
         return code
 
 
-def as_known(error: Exception) -> TrainerError | None:
+def as_user_error(error: Exception) -> TrainerError | None:
     """Return an error whose message a user can act on; None if it is another one."""
     if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
         return DoesNotFitError(

@@ -26,9 +26,9 @@ import torch
 import torch.distributed as dist
 
 from trainer.model.layout import GradientLayout, build_layout
-from trainer.replica.backend import UnusableError, cuda_device
+from trainer.replica.backend import UnusableError, find_cuda_device
 from trainer.replica.base import EvalResult, OnBlock, StepResult
-from trainer.replica.torch.recomputation import recomputes_together
+from trainer.replica.torch.recomputation import agree_on_recomputation
 from trainer.replica.torch.replica import TorchReplica
 from trainer.run.distributed import flight_recorder
 from trainer.run.distributed.group.setup import GroupSetup
@@ -163,7 +163,7 @@ class ShardedPart:
             layout,
             make_mesh(setup.parallel, len(setup.devices), place.type),
             place,
-            recompute=recomputes_together(config, setup.model_dir, place),
+            recompute=agree_on_recomputation(config, setup.model_dir, place),
         )
 
     def train(
@@ -196,7 +196,7 @@ def _device_of_rank(setup: GroupSetup, rank: int) -> str:
     if setup.backend == "cpu":
         return "cpu"
     try:
-        return cuda_device(setup.devices[rank])
+        return find_cuda_device(setup.devices[rank])
     except UnusableError as error:
         raise InputError(
             f"rank {rank} of the group on {socket.gethostname()}: the device "

@@ -113,7 +113,7 @@ class Members:
         where = f"{self.devices[rank]} on {socket.gethostname()}"
         return f"rank {rank} of the group of {self.world_size} ({where})"
 
-    def collective_failed(self, error: Exception) -> NoReturn:
+    def raise_collective_failure(self, error: Exception) -> NoReturn:
         """Raise what made a collective fail, unless the watch ends this process with it first."""
         time.sleep(STALLED + 4 * _CAUSE_WINDOW)
         who = (
@@ -202,7 +202,7 @@ class Members:
                 selector.unregister(key.fileobj)
 
     def _receive_from(self, member: _Member) -> None:
-        messages = member.link.receive_whole()
+        messages = member.link.receive_available()
         member.silence.observe(object())
         if messages is None:
             with contextlib.suppress(ChildProcessError):  # `kill_members` was first

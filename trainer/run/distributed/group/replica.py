@@ -21,11 +21,11 @@ from trainer.model.layout import build_layout
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.run.distributed import flight_recorder
 from trainer.run.distributed.group.link import pack_samples
-from trainer.run.distributed.group.member import as_known
+from trainer.run.distributed.group.member import as_user_error
 from trainer.run.distributed.group.part import broadcast_weights, open_part
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import GroupSetup, compute_identity
-from trainer.run.distributed.watch import is_of_peers
+from trainer.run.distributed.watch import is_peer_failure
 from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ class GroupReplica:
         try:
             return work()
         except (RuntimeError, MemoryError, DoesNotFitError) as error:
-            if is_of_peers(error):
-                self._members.collective_failed(error)
-            known = as_known(error)
+            if is_peer_failure(error):
+                self._members.raise_collective_failure(error)
+            known = as_user_error(error)
             if known is None:
                 raise
             raise type(known)(f"{self._members.name_rank(0)}: {known}") from None

@@ -11,7 +11,7 @@ from trainer.replica.wgpu.kernels.gemm.direct import write_direct_kernel
 from trainer.replica.wgpu.kernels.gemm.parts import LONG, OperandLayout
 from trainer.replica.wgpu.kernels.gemm.tiled import write_tiled_kernel
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
-from trainer.replica.wgpu.kernels.source import kernel_source
+from trainer.replica.wgpu.kernels.source import read_kernel_source
 
 
 def gemm(
@@ -66,11 +66,11 @@ def gemm(
     groups = -(-m // tile_rows) * -(-n // tile_columns) * batch
     arrays = [a, b, *([b.scales] if b.scales else []), c]
     label = f"gemm {product.form} {chosen.name}"
-    graph.add(label, gemm_code(chosen, layout), arrays, params, spread_workgroups(groups))
+    graph.add(label, write_gemm_kernel(chosen, layout), arrays, params, spread_workgroups(groups))
 
 
 @cache
-def gemm_code(variant: Variant, layout: OperandLayout) -> str:
+def write_gemm_kernel(variant: Variant, layout: OperandLayout) -> str:
     """Return the code of one kernel; its bindings are a, b, (scales of b,) c, parameters."""
     body = (
         write_tiled_kernel(variant, layout)
@@ -80,7 +80,7 @@ def gemm_code(variant: Variant, layout: OperandLayout) -> str:
     parts = ["gemm_params", *_operand_parts(layout), "grid"]
     if layout.kind_b == "nf4":
         parts.append("nf4_table" if variant.kind == "tiled" else "nf4_chosen")
-    pieces = [kernel_source(part).strip() for part in parts]
+    pieces = [read_kernel_source(part).strip() for part in parts]
     return "\n".join([*pieces, *_write_bindings(layout), *body, "}", ""])
 
 
