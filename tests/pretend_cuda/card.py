@@ -6,6 +6,9 @@ device it
 - refuses an operation on tensors of both devices;
 - copies to page-locked memory later: until the host has waited for it, that memory holds NaN, and
   for ever if the copy's stream had not waited for what computes the values;
+- copies from it later, too: until a stream or the host has waited for it, memory of the device
+  holds NaN, and for ever if the copy's stream had not waited for what uses that memory; page-locked
+  memory that is copied again before the host has waited is refused;
 - makes the host wait, which `Card.waits` counts, where `torch.cuda.set_sync_debug_mode` would warn:
   for values that the host asks for, for results whose size depends on values, for copies that are
   not `non_blocking`; and where an event or a stream is waited for.
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,10 +95,20 @@ class Card(TorchDispatchMode):
         self.default = self.stream = Stream(self)
         """What work is given to; `stream` is the current one."""
         self._pinned: dict[int, Tensor] = {}
+        self._uses: dict[int, int] = {}
+        """The last work of the default stream that had memory of the device, by its address."""
+        self._leaving: dict[int, _Copy] = {}
+        """The last copy from page-locked memory, by its address."""
+        self._thread = get_ident()
+
+    def note(self) -> None:
+        """Count a wait of the thread that gives work out."""
+        if get_ident() == self._thread:
+            self.waits.note()
 
     def wait(self) -> None:
         """Let the host wait for all that the current stream was given."""
-        self.waits.note()
+        self.note()
         self.stream.land()
 
     @contextmanager
@@ -126,13 +140,21 @@ class Card(TorchDispatchMode):
         found = func(*tree_map(_values, args), **tree_map(_values, kwargs))
         if not here if device is None else device.type != "cuda":
             return found
-        self.stream.launched += 1
+        self._launch(*here)
         given = {id(x.values): x for x in here}  # what works in place returns what it got
 
         def placed(x: Any) -> Any:
             return given[id(x)] if id(x) in given else OnCard(x)
 
         return tree_map(lambda x: placed(x) if isinstance(x, Tensor) else x, found)
+
+    def _launch(self, *used: Any) -> None:
+        """Give the current stream work with tensors."""
+        self.stream.launched += 1
+        if self.stream is self.default:
+            given = [_values(x) for x in used if isinstance(x, OnCard)]
+            here = [values for values in given if type(values) is Tensor]  # or yet to be gathered
+            self._uses |= {_address(values): self.stream.launched for values in here}
 
     def _check(self, name: str, args: Any, kwargs: dict[str, Any], tensors: list[Any]) -> None:
         """Refuse tensors of both devices, and let the host wait if it has to."""
@@ -164,7 +186,7 @@ class Card(TorchDispatchMode):
         if was_here if device is None else device.type == "cuda":
             if not was_here and not non_blocking:
                 self.wait()
-            self.stream.launched += 1
+            self._launch(source)
             return OnCard(made)
         if was_here:  # torch page-locks the copy's memory if it is not to wait
             self._bring(made, made.clone(), later=non_blocking)
@@ -173,8 +195,12 @@ class Card(TorchDispatchMode):
     def _copied(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         """Copy into a tensor."""
         to, of = _values(target), _values(source)
+        pinned = type(source) is Tensor and _address(source) in self._pinned
+        if isinstance(target, OnCard) and non_blocking and pinned:
+            self._send(to, of)
+            return target
         if isinstance(source, OnCard) and not isinstance(target, OnCard):
-            pinned = to.untyped_storage().data_ptr() in self._pinned
+            pinned = _address(to) in self._pinned
             self._bring(to, of, later=non_blocking and pinned)
             return target
         if isinstance(target, OnCard):
@@ -182,7 +208,7 @@ class Card(TorchDispatchMode):
             comes = not isinstance(source, OnCard) and to.data_ptr() != of.data_ptr()
             if comes and source.ndim and not non_blocking:
                 self.wait()
-            self.stream.launched += 1
+            self._launch(target, source)
         to.copy_(of)
         return target
 
@@ -196,23 +222,46 @@ class Card(TorchDispatchMode):
             self.wait()
             copy.land()
 
+    def _send(self, to: Tensor, of: Tensor) -> None:
+        """Copy from page-locked memory when the current stream has been waited for."""
+        last = self._leaving.get(_address(of))
+        if last is not None and not last.seen:
+            raise RuntimeError("page-locked memory was filled before the host waited for its copy")
+        unused = self.stream.knows(self._uses.get(_address(to), 0))
+        copy = _Copy(to, of if unused else _spoiled(of.clone()), to_device=True)
+        _spoiled(to)
+        self._leaving[_address(of)] = copy
+        self.stream.copies = [copy for copy in self.stream.copies if not copy.seen]
+        self.stream.copies.append(copy)
+
     def pinned(self, memory: Tensor) -> Tensor:
         """Return memory as page-locked, with nothing in it yet."""
-        self._pinned[memory.untyped_storage().data_ptr()] = memory  # which keeps its address
+        self._pinned[_address(memory)] = memory  # which keeps its address
         return _spoiled(memory)
 
 
 class _Copy:
-    """To the host; it arrives when the host has waited."""
+    """To the host, or from it; it arrives when one has waited."""
 
-    def __init__(self, to: Tensor, of: Tensor) -> None:
-        self._to, self._of = to, of
-        self.landed = False
+    def __init__(self, to: Tensor, of: Tensor, *, to_device: bool = False) -> None:
+        self._to, self._of, self._to_device = to, of, to_device
+        self._landed = self.seen = False
+        """`seen`: the host has waited for it."""
 
     def land(self) -> None:
-        if not self.landed:
+        """Arrive, and the host knows it."""
+        self._arrive()
+        self.seen = True
+
+    def land_on_device(self) -> None:
+        """Arrive for a stream that waits; memory of the host is not the device's to read."""
+        if self._to_device:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        if not self._landed:
             self._to.copy_(self._of)
-        self.landed = True
+        self._landed = True
 
 
 class Stream:
@@ -221,8 +270,12 @@ class Stream:
     def __init__(self, card: Card, *_: object, **__: object) -> None:
         self.device, self.launched = DEVICE, 0
         self.copies: list[_Copy] = []
-        """To the host, on their way."""
+        """On their way."""
         self._card, self._known = card, 0
+
+    @property
+    def is_default(self) -> bool:
+        return self is self._card.default
 
     def wait_stream(self, other: Stream) -> None:
         if other is self._card.default:
@@ -230,7 +283,11 @@ class Stream:
 
     def knows_all(self) -> bool:
         """Return whether it has waited for all work of the default stream."""
-        return self is self._card.default or self._known == self._card.default.launched
+        return self.knows(self._card.default.launched)
+
+    def knows(self, work: int) -> bool:
+        """Return whether it has waited for so much work of the default stream."""
+        return self.is_default or self._known >= work
 
     def land(self) -> None:
         while self.copies:
@@ -245,7 +302,10 @@ class Stream:
         event.record(self)
         return event
 
-    def wait_event(self, event: Event) -> None: ...
+    def wait_event(self, event: Event) -> None:
+        self._known = max(self._known, event.launched)
+        for copy in event.copies:
+            copy.land_on_device()
 
 
 class Event:
@@ -253,24 +313,28 @@ class Event:
 
     def __init__(self, card: Card, *_: object, **__: object) -> None:
         self._card, self._asked = card, False
-        self._copies: list[_Copy] = []
+        self.copies: list[_Copy] = []
+        self.launched = 0
+        """Work of the default stream before it."""
 
     def record(self, stream: Stream | None = None) -> None:
-        self._copies, self._asked = [*(stream or self._card.stream).copies], False
+        stream = stream or self._card.stream
+        self.copies, self._asked = [*stream.copies], False
+        self.launched = stream.launched if stream.is_default else 0
 
     def query(self) -> bool:
         if self._asked:
             self._land()
         self._asked = True
-        return all(copy.landed for copy in self._copies)
+        return all(copy.seen for copy in self.copies)
 
     def synchronize(self) -> None:
-        if not all(copy.landed for copy in self._copies):
-            self._card.waits.note()
+        if not all(copy.seen for copy in self.copies):
+            self._card.note()
             self._land()
 
     def _land(self) -> None:
-        for copy in self._copies:
+        for copy in self.copies:
             copy.land()
 
 
@@ -278,8 +342,15 @@ def _values(x: Any) -> Any:
     return x.values if isinstance(x, OnCard) else x
 
 
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
 def _spoiled(memory: Tensor) -> Tensor:
-    return memory.fill_(float("nan") if memory.is_floating_point() else -1)
+    """Return memory with what is NaN; in bytes, what its bytes may be."""
+    if memory.is_floating_point():
+        return memory.fill_(float("nan"))
+    return memory.fill_(255 if memory.dtype == torch.uint8 else -1)
 
 
 @contextmanager

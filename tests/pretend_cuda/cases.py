@@ -38,6 +38,7 @@ from trainer.replica.script.user_script import UserScript
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, Targets
 from trainer.replica.torch.decoder import Backbone
+from trainer.replica.torch.device_slots import DeviceSlots
 from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.gradient_stream import _PinnedCopies
 from trainer.replica.torch.parallel.mesh import make_mesh
@@ -72,18 +73,34 @@ def compare(case: str, folder: str, settings: Settings, real: bool = False) -> d
     return {"waits": waits, "far": float(np.max([relative(mine, its) for mine, its in pairs]))}
 
 
+def compare_residents(
+    case: str, folder: str, settings: Settings, real: bool = False
+) -> dict[str, Any]:
+    """Return whether a case with no resident layer has the bits of the one with all of them."""
+    results: list[list[bytes]] = []
+    with attached() if real else inserted():
+        for resident in ("all", 0):
+            own = settings | {"model.resident": resident}
+            steps = islice(_steps(case, folder, own, "cuda:0"), 2)
+            results.append([np.asarray(part).tobytes() for step in steps for part in step()])
+    return {"same": results[0] == results[1], "results": len(results[0])}
+
+
 def _steps(case: str, folder: str, settings: Settings, device: str) -> Steps:
     return globals()[case](Path(folder), settings, device)
 
 
-def faulty(fault: str, folder: str, real: bool = False) -> dict[str, Any]:
+def faulty(
+    fault: str, folder: str, real: bool = False, resident: int | str = "all"
+) -> dict[str, Any]:
     """Return the same of a worker with a fault, which this process then keeps."""
     owner, name, change = _FAULTS[fault]
     if real and owner is Stream:
         owner = torch.cuda.Stream
     whole = getattr(owner, name)
     setattr(owner, name, lambda *given, **settings: change(whole, *given, **settings))
-    return compare("worker", folder, {"training.precision": "fp32"}, real)
+    settings = {"training.precision": "fp32", "model.resident": resident}
+    return compare("worker", folder, settings, real)
 
 
 def _occupy(device: str) -> None:
@@ -261,6 +278,16 @@ def _targets_stay(to: Any, batch: MicroBatch, device: torch.device) -> MicroBatc
     return replace(moved, targets=Targets(*(part.cpu() for part in moved.targets)))
 
 
+def _copies_at_once(wait: Any, stream: Any, event: Any) -> None:
+    if stream.is_default:
+        wait(stream, event)
+
+
+def _computes_at_once(wait: Any, stream: Any, event: Any) -> None:
+    if not stream.is_default:
+        wait(stream, event)
+
+
 def _asking(language: Any, *given: Any, **settings: Any) -> Any:
     found, weight = language(*given, **settings)
     found.loss.item()
@@ -273,6 +300,9 @@ _FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no copy": (_PinnedCopies, "start", lambda *_: None),
     "no wait for the copy": (_PinnedCopies, "wait", lambda *_: True),
     "no wait for the gradient": (Stream, "wait_stream", lambda *_: None),
+    "a layer's copy that does not wait": (Stream, "wait_event", _copies_at_once),
+    "a layer that does not wait for its copy": (Stream, "wait_event", _computes_at_once),
+    "a read that does not wait": (DeviceSlots, "_wait_until_copied", lambda *_: None),
     "an item in each micro-batch": (objective, "language_loss", _asking),
 }
 """What is replaced, by what, which gets what it replaces."""

@@ -94,6 +94,26 @@ CASES: dict[str, tuple[str, Mapping[str, Any], Mapping[str, int]]] = {
 """What runs, with which settings, and how often the host waits in a step, by who makes it wait."""
 
 
+RECOMPUTED = {"training.gradient_checkpointing": "on"}
+STREAMED: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "lora": ("worker", FP32),
+    "recomputed": ("worker", BF16 | {"model.dtype": "bfloat16"} | RECOMPUTED),
+    "qlora": ("worker", BF16 | NF4),
+    "qlora-recomputed": ("worker", FP32 | NF4 | RECOMPUTED),
+    "classifier": ("worker", FP32 | CLASSIFY),
+    "classifier-recomputed": ("worker", FP32 | CLASSIFY | NF4 | RECOMPUTED),
+    "dpo": ("worker", FP32 | DPO | NF4),
+    "dpo-recomputed": ("worker", FP32 | DPO | RECOMPUTED),
+    "frozen-a": ("worker", FP32 | {"lora.freeze_a": True}),
+    "frozen-a-recomputed": ("worker", BF16 | {"lora.freeze_a": True} | RECOMPUTED),
+    "student": ("student", FP32 | {"distillation.alpha": 0.7} | NF4),
+    "student-recomputed": ("student", FP32 | {"distillation.alpha": 0.7} | RECOMPUTED),
+    "scores": ("scores", FP32),
+    "generation": ("generation", FP32),
+}
+"""What runs with all layers resident, and with none."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where cases run."""
@@ -140,6 +160,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_drawn_model(tmp_path_factory.mktemp("drawn") / "model", "qwen3"))
 
 
+@pytest.fixture(scope="module")
+def deep_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return one with more layers than slots, whose embedding is looked up in its file."""
+    folder = tmp_path_factory.mktemp("drawn") / "deep"
+    return str(write_drawn_model(folder, "qwen3", num_hidden_layers=5, tie_word_embeddings=False))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_computes_what_the_cpu_computes_and_waits_as_often(
     place: Place, model: str, name: str
@@ -173,3 +200,36 @@ def test_a_value_that_the_host_asks_for_is_a_wait(place: Place, model: str) -> N
     [found] = place.run(f"{HERE}:faulty", "an item in each micro-batch", model, place.real, world=0)
     assert found["far"] < EXACT
     assert found["waits"] == WORKER | {"TorchReplica._compute_loss": 2}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_layers_that_are_copied_at_each_use_give_the_bits_of_resident_ones(
+    place: Place, deep_model: str, name: str
+) -> None:
+    case, settings = STREAMED[name]
+    given = case, deep_model, settings, place.real
+    [found] = place.run(f"{HERE}:compare_residents", *given, world=0)
+    assert found["same"]
+    assert found["results"]
+
+
+@pytest.mark.parametrize(
+    "fault", ["a layer's copy that does not wait", "a layer that does not wait for its copy"]
+)
+def test_a_layer_that_is_used_too_early_or_too_late_is_wrong(
+    place: Place, deep_model: str, fault: str
+) -> None:
+    if place.real:
+        pytest.skip("a real device may be fast enough")
+    [found] = place.run(f"{HERE}:faulty", fault, deep_model, False, 0, world=0)
+    assert found["far"] != found["far"], "it is NaN there"
+
+
+def test_page_locked_memory_that_is_read_into_too_early_is_found(
+    place: Place, deep_model: str
+) -> None:
+    if place.real:
+        pytest.skip("a real device may be fast enough")
+    fault = "a read that does not wait"
+    with pytest.raises(RankError, match="before the host waited for its copy"):
+        place.run(f"{HERE}:faulty", fault, deep_model, False, 0, world=0)

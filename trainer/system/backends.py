@@ -27,7 +27,7 @@ class BackendFacts:
 
 
 BACKENDS: Mapping[Backend, BackendFacts] = {
-    "cuda": BackendFacts(is_gpu=True, has_torch=True, streams_frozen=False),
+    "cuda": BackendFacts(is_gpu=True, has_torch=True, streams_frozen=True),
     "wgpu": BackendFacts(is_gpu=True, has_torch=False, streams_frozen=False),
     "cpu": BackendFacts(is_gpu=False, has_torch=True, streams_frozen=True),
 }

@@ -55,9 +55,7 @@ def load_generator(
     if threads is not None:
         torch.set_num_threads(threads)
     place = torch.device(device)
-    resident = config.model.resident
-    if isinstance(resident, str) or place.type != "cpu":
-        resident = None
+    resident = None if isinstance(config.model.resident, str) else config.model.resident
     model = load_model(model_dir, config, place, resident=resident)
     flatten_parameters(model, layout, place, weights)
     return generator_of(model, model_dir, config, place, batch=batch)

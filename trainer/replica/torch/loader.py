@@ -147,7 +147,7 @@ class StoredWeights:
         codes: AbstractContextManager[dict[str, TensorHeader]] | None = None,
         reads_rows: bool = False,
     ) -> None:
-        self._stream, self._streamed = LayerStream(dtype, nf4, codes), streamed
+        self._stream, self._streamed = LayerStream(dtype, device, nf4, codes), streamed
         self._headers = read_headers(model_dir)
         self._dtype, self._device, self._nf4 = dtype, device, nf4
         self._mapped, self._reads_rows = mapped and not streamed, reads_rows and bool(streamed)

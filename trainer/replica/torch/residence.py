@@ -31,12 +31,10 @@ def plan_residents(
         available: bytes before loading.
 
     Raises:
-        InputError: the config sets a number, and this model or device keeps all.
+        InputError: the config sets a number, and this model keeps all.
     """
     asked, layers = config.model.resident, read_shape(model_dir).layers
     why = explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
-    if device != "cpu":
-        why = f"{device} keeps every layer in its memory"
     if why and isinstance(asked, int):
         raise InputError(f"{model_dir}: model.resident {asked}: {why}; take all or auto")
     streams = not why and can_stream(config)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.vulkan_buffers import NF4_BLOCK
+from trainer.replica.torch.device_slots import DeviceSlots
 from trainer.replica.torch.linear import import_bitsandbytes
 from trainer.replica.weights.frozen_weights import FrozenWeights
 from trainer.replica.weights.layer_feed import LayerFeed
@@ -38,6 +39,7 @@ class LayerStream:
 
     Args:
         dtype: of the weights in products; files may have another one.
+        device: of the products.
         nf4: the dtype of products with weights in NF4; None: they are as they are stored.
         codes: opens these weights.
     """
@@ -45,14 +47,16 @@ class LayerStream:
     def __init__(
         self,
         dtype: torch.dtype,
+        device: torch.device,
         nf4: torch.dtype | None = None,
         codes: AbstractContextManager[dict[str, TensorHeader]] | None = None,
     ) -> None:
-        self.dtype, self._nf4 = dtype, nf4
+        self.dtype, self._device, self._nf4 = dtype, device, nf4
         self._opened = ExitStack()  # a file that no cache keeps goes with the model
         self._codes = {} if codes is None else self._opened.enter_context(codes)
         self._tensors: dict[int, dict[str, TensorHeader]] = {}
         self._feed: LayerFeed | None = None
+        self._slots: DeviceSlots | None = None
         self._order: list[int] = []
         self._place = 0
 
@@ -71,7 +75,10 @@ class LayerStream:
     def feed(self) -> LayerFeed:
         """The reader of the layers; opened at its first use."""
         if self._feed is None:
-            self._feed = LayerFeed(FrozenWeights(self._tensors))
+            weights = FrozenWeights(self._tensors)
+            if self._device.type == "cuda":
+                self._slots = DeviceSlots(weights, self._device)
+            self._feed = LayerFeed(weights) if self._slots is None else self._slots.feed
             self._order = sorted(self._tensors)
         return self._feed
 
@@ -81,8 +88,12 @@ class LayerStream:
         Args:
             trains: a backward follows the pass.
         """
-        self.feed.hold(layer, self._following(layer, trains=trains))
-        return torch.from_numpy(self.feed.tensor(layer, name))
+        feed = self.feed
+        following = self._following(layer, trains=trains)
+        if self._slots is not None:
+            return self._slots.tensor(layer, name, following)
+        feed.hold(layer, following)
+        return torch.from_numpy(feed.tensor(layer, name))
 
     def _following(self, layer: int, *, trains: bool) -> int | None:
         """Return the layer after this one; None while it goes on, and where there is no other."""
@@ -185,9 +196,10 @@ class StreamedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return `[..., D]` of token ids."""
-        numbers, places = torch.unique(ids, return_inverse=True)
+        numbers, places = torch.unique(ids.cpu(), return_inverse=True)
         rows = torch.from_numpy(self._table.read_rows(numbers.numpy()))
-        return rows.view(_DTYPES[self._stored]).to(self._dtype)[places]
+        found = rows.view(_DTYPES[self._stored]).to(self._dtype)[places]
+        return found.to(ids.device)
 
 
 class _Product(torch.autograd.Function):

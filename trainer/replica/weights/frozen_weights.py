@@ -9,8 +9,10 @@ from pathlib import Path
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.replica.weights.stored_file import StoredFile
 
-_ALIGNMENT = 64
-"""Bytes at whose multiples a read begins in memory: a cache line."""
+_ALIGNMENT = 256
+"""Bytes at whose multiples a read begins in memory: what a GPU's memory is aligned to."""
+_ALIGNED = 16
+"""Bytes at whose multiples a tensor begins in memory: the widest load of an instruction on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ def _arrange(
     ):
         last = reads[-1] if reads else None
         size = header.end - header.begin
-        # Elements of the next tensor must be aligned in memory, whatever the size of this one.
-        joins = last and (last.file, last.end) == (header.file, header.begin) and end % 8 == 0
+        # The next tensor must be aligned in memory, whatever the size of this one.
+        follows = last and (last.file, last.end) == (header.file, header.begin)
+        joins = follows and end % _ALIGNED == 0
         if last and joins:
             reads[-1] = _Read(last.file, last.begin, header.end, last.offset)
         else:

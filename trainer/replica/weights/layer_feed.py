@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -16,24 +17,37 @@ import numpy as np
 
 from trainer.replica.weights.frozen_weights import FrozenWeights
 
-_SLOTS = 2
+SLOTS = 2
 
 
 @dataclass(eq=False)
 class _Slot:
+    number: int
     memory: memoryview
     layer: int | None = None
     reading: Future[int] = field(default_factory=Future[int])
 
 
 class LayerFeed:
-    """The layers of `FrozenWeights`, one held and one on its way."""
+    """The layers of `FrozenWeights`, one held and one on its way.
 
-    def __init__(self, weights: FrozenWeights) -> None:
-        self._weights = weights
-        # Memory of the kernel's own: page-aligned, and given back as a whole.
-        self._slots = [_Slot(memoryview(mmap.mmap(-1, weights.span_bytes))) for _ in range(_SLOTS)]
-        self.slot_bytes = _SLOTS * weights.span_bytes
+    Args:
+        slots: memory of `span_bytes` for each slot; None allocates it.
+        wait_until_free: called in the reading thread with the number of a slot before a layer is
+            read into it: what copies the slot's bytes may still be at it.
+    """
+
+    def __init__(
+        self,
+        weights: FrozenWeights,
+        slots: Sequence[memoryview] | None = None,
+        wait_until_free: Callable[[int], None] | None = None,
+    ) -> None:
+        self._weights, self._wait_until_free = weights, wait_until_free
+        if slots is None:  # the kernel's own: page-aligned, and given back as a whole
+            slots = [memoryview(mmap.mmap(-1, weights.span_bytes)) for _ in range(SLOTS)]
+        self._slots = [_Slot(number, memory) for number, memory in enumerate(slots)]
+        self.slot_bytes = SLOTS * weights.span_bytes
         """Bytes of memory that all layers pass through."""
         self.reads = 0
         """Layers that were read, or are being read."""
@@ -41,8 +55,10 @@ class LayerFeed:
         self._views: list[tuple[str, weakref.ref[np.ndarray]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="layer-feed")
 
-    def hold(self, layer: int, following: int | None) -> None:
+    def hold(self, layer: int, following: int | None) -> int:
         """Wait until a layer is in memory, and begin to read the one that follows.
+
+        Return the number of the slot that the layer is in.
 
         The layer that was held before is released.
 
@@ -61,6 +77,8 @@ class LayerFeed:
             self._held = slot
         if following is not None and self._slot_of(following) is None:
             self._start_reading(following)
+        assert self._held is not None
+        return self._held.number
 
     def tensor(self, layer: int, name: str) -> np.ndarray:
         """Return a weight's bytes, u8; nothing may refer to them when another layer is held.
@@ -89,9 +107,14 @@ class LayerFeed:
         """Begin to read a layer into the slot that is not held."""
         slot = next(slot for slot in self._slots if slot is not self._held)
         slot.layer = layer
-        slot.reading = self._thread.submit(self._weights.read_layer, layer, slot.memory)
+        slot.reading = self._thread.submit(self._fill, slot, layer)
         self.reads += 1
         return slot
+
+    def _fill(self, slot: _Slot, layer: int) -> int:
+        if self._wait_until_free is not None:
+            self._wait_until_free(slot.number)
+        return self._weights.read_layer(layer, slot.memory)
 
     def _release_held(self) -> None:
         held, self._held = self._held, None

@@ -18,7 +18,6 @@ from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch import replica as torch_replica
-from trainer.replica.torch import residence
 from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.residence import streamed_layers
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding, StreamedLinear
@@ -238,13 +237,6 @@ def test_what_cannot_stream_refuses_a_number(tiny: Tiny, settings: Any, why: str
 def test_a_model_of_another_familys_code_refuses_a_number(tiny: Tiny) -> None:
     with pytest.raises(InputError, match=r"model.resident 1: .*; take all or auto$"):
         tiny.start(tiny.model("gpt2"), task="causal-lm", model__resident=1)
-
-
-def test_other_devices_refuse_a_number(tiny: Tiny) -> None:
-    folder = tiny.model()
-    config = tiny.config(folder, model__resident=1)
-    with pytest.raises(InputError, match=r"model.resident 1: cuda:0 keeps every layer"):
-        residence.plan_residents(folder, config, "cuda:0", lambda _: pytest.fail("planned"), 1)
 
 
 def test_layers_that_stay_lie_between_those_that_are_read() -> None:
