@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.func import functional_call
 
 from trainer.config.lora import LoraSettings
 from trainer.model.expert_parameters import AdaptedParameter
+from trainer.planning.vulkan_buffers import NF4_BLOCK
 
 _NO_COMPILER = "TORCHDYNAMO_DISABLE"
 """torch's switch: with 1, `torch.compile` returns the function as it is."""
@@ -223,9 +224,48 @@ def add_adapters(
 
 def nf4_linear(weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> nn.Module:
     """Return bitsandbytes' NF4 linear of a weight `[out, in]`, quantised on the weight's device."""
-    quantised = import_bitsandbytes().nn
-    rows, columns = weight.shape
-    linear: Any = quantised.Linear4bit(
+    linear, settings = _empty_nf4_linear(weight.shape, bias, compute)
+    made: Any = import_bitsandbytes().nn.Params4bit(weight, **settings)
+    linear.weight = made.to(weight.device)
+    return linear
+
+
+def packed_nf4_linear(
+    codes: Tensor,
+    absmax: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    compute: torch.dtype,
+) -> nn.Module:
+    """Return the same of a weight that is quantised already.
+
+    Args:
+        codes: u8, on the device of the linear, as is `absmax`.
+        dtype: of the weight that was quantised.
+    """
+    linear, settings = _empty_nf4_linear(shape, bias, compute)
+    library = import_bitsandbytes()
+    linear.quant_state = library.functional.QuantState(
+        absmax=absmax,
+        shape=torch.Size(shape),
+        code=library.functional.get_4bit_type("nf4", device=codes.device),
+        blocksize=NF4_BLOCK,
+        quant_type="nf4",
+        dtype=dtype,
+    )
+    linear.weight = library.nn.Params4bit(
+        codes.view(-1, 1), quant_state=linear.quant_state, bnb_quantized=True, **settings
+    )
+    return linear
+
+
+def _empty_nf4_linear(
+    shape: Sequence[int], bias: Tensor | None, compute: torch.dtype
+) -> tuple[Any, dict[str, Any]]:
+    """Return bitsandbytes' linear without a weight, and the settings of the weight."""
+    rows, columns = shape
+    linear: Any = import_bitsandbytes().nn.Linear4bit(
         columns,
         rows,
         bias=bias is not None,
@@ -234,13 +274,10 @@ def nf4_linear(weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> nn.
         quant_type="nf4",
         device="meta",
     )
-    values = quantised.Params4bit(
-        weight, requires_grad=False, compress_statistics=False, quant_type="nf4", module=linear
-    )
-    linear.weight = values.to(weight.device)
     if bias is not None:
         linear.bias = nn.Parameter(bias)
-    return linear
+    settings = {"requires_grad": False, "compress_statistics": False, "quant_type": "nf4"}
+    return linear, settings | {"module": linear}
 
 
 def import_bitsandbytes() -> Any:

@@ -53,7 +53,8 @@ class LayerStream:
     ) -> None:
         self.dtype, self._device, self._nf4 = dtype, device, nf4
         self._opened = ExitStack()  # a file that no cache keeps goes with the model
-        self._codes = {} if codes is None else self._opened.enter_context(codes)
+        self.codes = {} if codes is None else self._opened.enter_context(codes)
+        """Every linear's in NF4, those of layers that stay, too."""
         self._tensors: dict[int, dict[str, TensorHeader]] = {}
         self._feed: LayerFeed | None = None
         self._slots: DeviceSlots | None = None
@@ -68,7 +69,7 @@ class LayerStream:
             tensors[name] = header
             return StreamedLinear(self, layer, name, header, bias)
         codes, absmax = f"{name}.weight", f"{name}.weight{ABSMAX}"
-        tensors |= {name: self._codes[codes], name + ABSMAX: self._codes[absmax]}
+        tensors |= {name: self.codes[codes], name + ABSMAX: self.codes[absmax]}
         return StreamedNF4Linear(self, layer, name, header, bias, self._nf4)
 
     @property

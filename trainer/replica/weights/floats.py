@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.model.safetensors_headers import TensorHeader
+from trainer.replica.weights.stored_file import StoredFile
 
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -15,13 +17,19 @@ _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 def stored_values(header: TensorHeader, step: int) -> Iterator[NDArray[np.float32]]:
     """Yield a stored tensor, flattened, as fp32 in pieces of `step` elements.
 
-    The file is mapped, so that memory holds one piece.
+    Memory holds one piece, and the process maps nothing of the file.
+
+    Raises:
+        InputError: the file is truncated, or its disk fails.
     """
-    stored = np.memmap(header.file, np.uint8, "r", header.begin, header.end - header.begin)
-    values = stored.view(_STORED[header.dtype])
-    for start in range(0, len(values), step):
-        piece = values[start : start + step]
-        yield from_bf16(piece) if header.dtype == "BF16" else piece.astype(np.float32)
+    file, dtype = StoredFile(header.file), np.dtype(_STORED[header.dtype])
+    memory = np.empty(min(step, math.prod(header.shape)) * dtype.itemsize, np.uint8)
+    for begin in range(header.begin, header.end, max(1, memory.size)):
+        raw = memory[: header.end - begin]
+        file.fill(raw.data, begin, "a weight")
+        values = raw.view(dtype)
+        yield from_bf16(values) if header.dtype == "BF16" else values.astype(np.float32)
+    file.close()
 
 
 def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

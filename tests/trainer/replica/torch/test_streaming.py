@@ -17,6 +17,7 @@ from tests.trainer.replica.driving import gradient, taught
 from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
+from trainer.replica.torch import loader
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.residence import streamed_layers
@@ -101,6 +102,18 @@ def test_losses_gradients_and_weights_are_those_of_the_resident_run(
     feed = feed_of(replica)
     assert feed.slot_bytes == 2 * feed._weights.span_bytes
     assert len(feed._weights.layers) == LAYERS - resident
+
+
+def test_a_start_quantises_no_layer_of_a_streamed_run(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that stay come from the file, too; their bits are `WAYS`'s."""
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    settings: dict[str, Any] = {"task": "causal-lm", "model__quantization": "nf4"}
+    batch = tiny.batch(2, "causal-lm")
+    whole = train(*tiny.start(folder, **settings), batch)
+    monkeypatch.setattr(loader, "nf4_linear", lambda *_: pytest.fail("quantised again"))
+    assert train(*tiny.start(folder, **settings, model__resident=2), batch) == whole
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
