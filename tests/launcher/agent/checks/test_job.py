@@ -188,7 +188,10 @@ def test_a_plan_above_the_memory_is_refused(
         devices=(Device("cuda", "GPU-1", "small", 1 << 30), Device("cpu", "cpu")),
     )
     monkeypatch.setattr("launcher.agent.checks.memory.available_memory", lambda: 1 << 40)
-    finding = check_memory(place_run([host], config, None, SETTING), config, ["localhost"])
+    on_card = place_run([host], config, None, SETTING)
+    assert check_memory(on_card, config, ["localhost"]).status == "ok", "it reads layers"
+    whole = load_config("quickstart", {"model.path": config.model.path, "model.resident": "all"})
+    finding = check_memory(on_card, whole, ["localhost"])
     assert finding.status == "fail"
     assert "worker-0 on GPU-1 need" in finding.detail
     cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),) * 3)
