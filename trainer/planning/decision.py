@@ -104,7 +104,7 @@ def _suggest_remedy(options: Sequence[StrategyOption]) -> str:
         streams = " and ".join(name for name, facts in BACKENDS.items() if facts.streams_frozen)
         return (
             f"{one.title} would need {need}: take devices that hold all layers; in this version"
-            f" only {streams} reads them at each use, of dense models."
+            f" only {streams} may read them at each use, of dense models."
         )
     least = min(options, key=lambda option: option.memory.total / option.room)
     ways = ["a device with more memory", "a smaller --length"]

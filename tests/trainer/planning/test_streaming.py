@@ -199,7 +199,7 @@ def test_an_engine_that_keeps_all_layers_says_so(
     chosen = pick_strategy(request, options)
     assert chosen.option is None
     assert f"{backend} keeps all layers in this version" in chosen.sentence
-    assert "in this version only cpu" in chosen.runner_up
+    assert "in this version only cuda and cpu may read them" in chosen.runner_up
 
 
 def test_a_processor_with_little_memory_reads_layers_now() -> None:

@@ -33,7 +33,7 @@ class DeviceSlots:
         self.feed = LayerFeed(weights, memory, self._wait_until_copied)
         """Reads the layers."""
 
-    def tensor(self, layer: int, name: str, following: int | None) -> Tensor:
+    def get_tensor(self, layer: int, name: str, following: int | None) -> Tensor:
         """Return a weight's bytes on the device, u8, until another layer is asked for.
 
         Args:

@@ -92,7 +92,7 @@ class LayerStream:
         feed = self.feed
         following = self._following(layer, trains=trains)
         if self._slots is not None:
-            return self._slots.tensor(layer, name, following)
+            return self._slots.get_tensor(layer, name, following)
         feed.hold(layer, following)
         return torch.from_numpy(feed.tensor(layer, name))
 
