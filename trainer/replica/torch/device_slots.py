@@ -29,7 +29,7 @@ class DeviceSlots:
         self._copied = [torch.cuda.Event() for _ in range(SLOTS)]
         self._computed = [torch.cuda.Event() for _ in range(SLOTS)]
         self._held: int | None = None
-        memory = [memoryview(host.numpy()) for host in self._hosts]
+        memory = [host.numpy().data for host in self._hosts]
         self.feed = LayerFeed(weights, memory, self._wait_until_copied)
         """Reads the layers."""
 
