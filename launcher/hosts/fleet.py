@@ -1,6 +1,7 @@
 """Several hosts at once: each answers within its deadline or fails, and none delays the others.
 
-`ask` puts one question to each host, `ask_each` any number; nothing else queries hosts at once.
+`ask_hosts` puts one question to each host, `ask_each` any number; nothing else queries hosts at
+once.
 """
 
 from __future__ import annotations

@@ -82,6 +82,8 @@ class Login:
         jump = jump_to(route, where)
         self._through = Login(f"{where}: jump host {route.jumps[-1]}", jump) if jump else None
         identities = "".join(f"IdentityFile {path}\n" for path in route.all_values("identityfile"))
+        # Of what `ssh -G` prints the identities alone: paramiko keeps the first of several
+        # certificates, and Fabric would follow ProxyJump itself.
         self._connection: Any = fabric.Connection(
             route.address,
             user=route.user,

@@ -115,7 +115,8 @@ def _set_socket_options(connection: socket.socket) -> None:
     A short send buffer keeps the queues on the way short; in long ones the acknowledgements of the
     other direction wait, and uploads drift apart. And no congestion control such as BBR, which
     shares a link badly; Linux only, and a process without root may choose what
-    `tcp_allowed_congestion_control` lists. Measured: benchmarks/exchange.py, docs/decisions.md.
+    `tcp_allowed_congestion_control` lists. Measured: the send
+    buffer in docs/decisions.md, congestion control at `_CONGESTION`.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

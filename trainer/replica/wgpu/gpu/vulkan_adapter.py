@@ -31,7 +31,7 @@ class Adapter:
     """A Vulkan device; `software` ones compute on the CPU, such as Mesa's llvmpipe."""
 
     index: int
-    """Its place in `adapters()`."""
+    """Its place in `list_adapters()`."""
     name: str
     driver: str
     """Name and version of the driver, as it reports them."""
@@ -72,8 +72,8 @@ def select_adapter(wanted: str = "", *, allow_software: bool = False) -> Adapter
     """Return the selected adapter.
 
     Args:
-        wanted: an index of `adapters()`, a PCI address, or a part of the name (the first match);
-            empty for the first GPU.
+        wanted: an index of `list_adapters()`, a PCI address, or a part of the name (the first
+            match); empty for the first GPU.
         allow_software: with an empty `wanted`, take a software adapter if there is no GPU.
 
     Raises:
@@ -83,7 +83,7 @@ def select_adapter(wanted: str = "", *, allow_software: bool = False) -> Adapter
 
 
 def pick_adapter(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adapter:
-    """Return the selected adapter of `found`; see `select`."""
+    """Return the selected adapter of `found`; see `select_adapter`."""
     if not found:
         raise NoGpuError("no Vulkan device answers")
     matching = [adapter for adapter in found if _is_wanted(adapter, wanted)]
