@@ -45,7 +45,7 @@ found = inspect_data(config, encoder, 2)
 file = read_data(path, config, encoder)
 rows = file.open_dataset(encoder, "causal-lm", 64)
 tokens = sum(len(rows[index].input_ids) for index in range(len(rows)))
-print(json.dumps([own() - before, found.samples, found.repetitions.shared, tokens]))
+print(json.dumps([own() - before, found.samples, found.repetitions.in_both, tokens]))
 """
 
 
