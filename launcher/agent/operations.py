@@ -32,7 +32,7 @@ from trainer.system.storage.atomic_file import write_atomically
 
 DEVICES_DEADLINE = 45.0
 """Seconds: the drivers of sleeping cards are slow, and each query has its own deadline."""
-_OF_JOBS = ("launcher.agent.checks.job", "launcher.agent.checks.memory")
+_OF_JOBS = tuple(f"launcher.agent.checks.{name}" for name in ("host_speeds", "job", "memory"))
 WANTED = Path("/etc/systemd/system/multi-user.target.wants")
 """Where systemd keeps links to what it starts at boot."""
 
@@ -55,7 +55,7 @@ def perform_operation(
     # the import waits for a thread that is at it. Every other operation does not wait.
     known = OPERATIONS.get(name)
     if known is None or known.function.__module__ in _OF_JOBS:
-        from launcher.agent.checks import memory as memory  # and `job`, which it imports
+        from launcher.agent.checks import memory as memory  # and those that it imports
     if name not in OPERATIONS:
         names = ", ".join(OPERATIONS)
         raise ValueError(f"no operation {name!r} is known here (known: {names})")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from launcher.agent.checks.memory import HostSpeeds, measure_host
+from launcher.agent.checks.host_speeds import HostSpeeds, measure_host
 from launcher.errors import ConfigError, UnreachableError
 from launcher.hosts.fleet import ask_hosts
 from launcher.hosts.survey import Survey

@@ -37,21 +37,24 @@ def test_workers_of_another_job_are_refused(cluster: Cluster) -> None:
     first = cluster.worker(0)
     cluster.wait_event("joined", rank=0)
 
-    def stranger(name: str, *flags: str, run_id: str = "run", **settings: Any) -> Process:
+    def start_other_worker(name: str, *flags: str, run_id: str = "run", **settings: Any) -> Process:
         other = cluster.another(name)
         other.configure(**settings)
         other.run_id = run_id
         return other.worker(1, *flags, address=cluster.address)
 
     refused = [
-        ("another config", stranger("config", optimizer__learning_rate=2e-3)),
-        ("another config", stranger("length", training__max_steps=3)),
-        ("another model", stranger("model", model__path=other_model(cluster))),
-        ("another data", stranger("data", data__train=other_data(cluster))),
-        ("another run", stranger("run-id", run_id="another-runs")),
-        ("another version of Motley", stranger("version", "--claim", "motley_version:0.0.1")),
-        ("another gradient layout", stranger("layout", "--claim", "layout_digest:abc")),
-        ("protocol version", stranger("protocol", "--protocol", "8")),
+        ("another config", start_other_worker("config", optimizer__learning_rate=2e-3)),
+        ("another config", start_other_worker("length", training__max_steps=3)),
+        ("another model", start_other_worker("model", model__path=other_model(cluster))),
+        ("another data", start_other_worker("data", data__train=other_data(cluster))),
+        ("another run", start_other_worker("run-id", run_id="another-runs")),
+        (
+            "another version of Motley",
+            start_other_worker("version", "--claim", "motley_version:0.0.1"),
+        ),
+        ("another gradient layout", start_other_worker("layout", "--claim", "layout_digest:abc")),
+        ("protocol version", start_other_worker("protocol", "--protocol", "8")),
     ]
     for reason, worker in refused:
         assert worker.wait() == 4, f"{reason}: {worker.text}"

@@ -91,7 +91,7 @@ def kill_after(cluster: Cluster, coordinator: Process, verified: int, saved: int
 def test_a_coordinator_that_dies_replays_from_the_last_settled_commit_bit_for_bit(
     cluster: Cluster,
 ) -> None:
-    """What the workers had kept to themselves since then did not matter to the flushed state."""
+    """Residuals of the workers since then did not matter to the flushed state."""
     cluster.configure(**ROUNDS)
     coordinator = cluster.coordinator(2)
     gate = cluster.folder / "gate"

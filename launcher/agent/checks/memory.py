@@ -6,25 +6,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
-import numpy as np
 from pydantic import validate_call
 
 from launcher.agent.checks.finding import Finding
+from launcher.agent.checks.host_speeds import READ_SECONDS, measure_products, measure_read
 from launcher.agent.checks.job import model_folder
-from launcher.agent.operation import check, operation
+from launcher.agent.operation import check
 from launcher.inventory.facts.devices import available_memory
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
-from trainer.model.files import local_model
-from trainer.model.layout import read_headers
 from trainer.planning.device_models import DeviceModel, find_device
 from trainer.planning.devices import PCIE, HostPool, LayerSource
 from trainer.planning.replica import MemoryPlan, busy_tokens, most_tokens, training_of
@@ -36,17 +31,11 @@ from trainer.planning.time import EFFICIENCY, speed_of
 from trainer.planning.workers import Room, RunMemory, coordinator_memory
 from trainer.system.backends import BACKENDS, Backend
 from trainer.system.errors import InputError
-from trainer.system.regular_file import open_file
 
 _SAVED = 12
 """Bytes a trainable weight: it and both moments, which rank 0 of a ring gathers."""
 _GIB = 1 << 30
 _SEE_MODEL = "see its check `model`"
-READ_SECONDS = 2.0
-"""Of a test of the disk."""
-_PRODUCT_SECONDS = 0.5
-_CHUNK = 8 << 20
-_PRODUCT = (1024, 2048)
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class _MainMemory:
     workers: int
     """On the CPU."""
     planned: MemoryPlan | None
-    """Of each of them; None without any."""
+    """The memory of each of them; None without any."""
     others: int
     """Bytes of the coordinator, or of what rank 0 of a ring saves."""
     who: str
@@ -252,63 +241,3 @@ def _suggest_rows(
     batch = samples * len(plan.workers)
     more = f" with training.batch_size {batch}" if batch > config.training.batch_size else ""
     return f"training.micro_batch_size {samples}{more}"
-
-
-@dataclass(frozen=True)
-class HostSpeeds:
-    """Measurements of a host."""
-
-    read: float | None
-    """Bytes a second at which its disk reads a model; None: the model is not there."""
-    products: float
-    """Operations a second of fp32 products on all cores."""
-
-
-@operation("speeds", deadline=READ_SECONDS + 30, least=0)
-@validate_call
-def measure_host(model: Path) -> HostSpeeds:
-    """Return how fast this host's disk reads a model's files, and its processor multiplies."""
-    try:
-        files = {header.file for header in read_headers(local_model(model) or model).values()}
-        read = measure_read(files)
-    except InputError:
-        read = None
-    return HostSpeeds(read, measure_products())
-
-
-def measure_read(files: Iterable[Path], seconds: float = READ_SECONDS) -> float:
-    """Return the bytes a second at which a disk reads files, without what memory has of them.
-
-    Only what is read is dropped from the page cache before. A page that a process maps stays there.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    memory = memoryview(bytearray(_CHUNK))
-    done, took = 0, 0.0
-    for path in sorted(files, key=lambda path: -path.stat().st_size):
-        try:
-            with open_file(path) as file:
-                descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
-                for begin in range(0, size, _CHUNK):
-                    os.posix_fadvise(descriptor, begin, _CHUNK, os.POSIX_FADV_DONTNEED)
-                    began = time.perf_counter()
-                    done += os.preadv(descriptor, [memory], begin)
-                    took += time.perf_counter() - began
-                    if took >= seconds:
-                        return done / took
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    return done / max(took, 1e-9)
-
-
-def measure_products(seconds: float = _PRODUCT_SECONDS) -> float:
-    """Return the operations a second of fp32 products on all of this process's cores."""
-    rows, columns = _PRODUCT
-    left, right = np.ones((rows, columns), np.float32), np.ones((columns, columns), np.float32)
-    result = left @ right  # the library starts its threads
-    count, began = 0, time.perf_counter()
-    while (took := time.perf_counter() - began) < seconds:
-        np.matmul(left, right, out=result)
-        count += 1
-    return count * 2 * rows * columns * columns / took

@@ -12,7 +12,8 @@ import pytest
 
 from launcher.agent.checks import memory
 from launcher.agent.checks.finding import Finding
-from launcher.agent.checks.memory import check_layers, measure_products, measure_read
+from launcher.agent.checks.host_speeds import measure_products, measure_read
+from launcher.agent.checks.memory import check_layers
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
