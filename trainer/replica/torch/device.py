@@ -40,16 +40,13 @@ def available_bytes(device: torch.device) -> int:
     return free_memory(psutil.virtual_memory().available)
 
 
-def spare_memory(
-    device: torch.device, needed: int, available: int, *, streams: bool = False
-) -> None:
+def spare_memory(device: torch.device, needed: int, available: int) -> None:
     """Let freed tensors leave this process at once if its memory is short: slower, but exact.
 
     Args:
         needed: bytes of all that is in use at the peak of a step.
         available: bytes before loading.
-        streams: layers are not kept, for which there is no reason but memory.
     """
-    if device.type == "cpu" and (streams or not fits_with_heap(needed, available)):
+    if device.type == "cpu" and not fits_with_heap(needed, available):
         log.info("%s: memory is short: freed memory goes back at once, which slows steps", device)
         return_freed_tensors()

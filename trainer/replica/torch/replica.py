@@ -143,7 +143,7 @@ class TorchReplica:
         )
         check_fits(self._plan, free, device, nf4=config.model.quantization == "nf4")
         most = self._plan.fixed + most_tokens(config) * self._plan.per_token
-        spare_memory(self._device, most, free, streams=self._plan.resident is not None)
+        spare_memory(self._device, most, free)
         model = load_model(model_dir, config, self._device, resident=self._plan.resident)
         freeze_a(model, model_dir, config)
         if recompute:

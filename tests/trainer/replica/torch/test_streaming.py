@@ -211,8 +211,11 @@ def test_memory_decides_how_many_layers_stay(
     least, found = whole._plan.least, gradient(whole, batch)[0]
     assert whole._plan.resident is None
     layer = feed_of(tiny.start(folder, **settings, model__resident=0)[0]).slot_bytes // 2
+    gives_back = "freed memory goes back at once"
+    assert gives_back not in caplog.text, "a setting alone makes no memory short"
     kept: list[int | None] = []
     for part in count():
+        caplog.clear()
         free = round(least / 0.9) - part * layer
         monkeypatch.setattr(torch_replica, "available_bytes", lambda _, free=free: free)
         try:
@@ -226,6 +229,7 @@ def test_memory_decides_how_many_layers_stay(
         assert replica.residents.startswith("" if kept[-1] is None else f"{kept[-1]} of {LAYERS} ")
         stays = f"{kept[-1]} of {LAYERS} layers stay in memory, {LAYERS - (kept[-1] or 0)} are read"
         assert kept[-1] is None or f"cpu: {stays}" in caplog.text
+        assert kept[-1] is None or gives_back in caplog.text
     assert kept[-1] == 0
     assert "use a smaller data.max_seq_len" in refusal, "nothing else is smaller"
     numbers = [LAYERS if each is None else each for each in kept]
