@@ -14,11 +14,12 @@ import pytest
 
 from launcher.runs.certificates.authority import Authority
 from tests.cluster.real_cluster import write_leaf
-from tests.trainer.exchange.exact_problem import join_request
+from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from tests.waiting import wait_for
 from trainer.exchange.protocol.messages import Heartbeat, JoinRefused, Leave, Message, parse_message
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, MessageType, run_tag
-from trainer.exchange.transport import reading_listener, tls
+from trainer.exchange.transport import client, reading_listener, tls
+from trainer.exchange.transport.client import WorkerClient
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.listener import (
     MAX_PENDING_PER_ADDRESS,
@@ -141,6 +142,28 @@ def test_a_worker_that_reads_as_well_keeps_its_connection(
         wait_for(lambda: len(answers) > 2, "reports of the coordinator")
     assert {frame.type for frame in answers} == {MessageType.HEARTBEAT}
     assert "refused" not in caplog.text
+
+
+def test_a_worker_that_waits_logs_again_what_the_coordinator_reads(
+    reads: Reads, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LOG_INTERVAL", 0.1)
+    caplog.set_level(logging.INFO)
+    bound, layout = reads(), ExactProblem().layout
+    with report_progress("hashing model.safetensors", 7):
+        worker = WorkerClient(
+            *(("127.0.0.1", bound.port), join_request(0, run_id="run"), layout),
+            codec="fp32",
+            folder=None,
+            patience=20.0,
+        )
+        wait_for(lambda: "hashing model.safetensors" in caplog.text, "the first line")
+    with report_progress("reading rows", 7) as progress:
+        progress.advance(3)
+        host = socket.gethostname()
+        line = f"waiting for the coordinator on {host}: reading rows: 3 of 7 rows"
+        wait_for(lambda: line in caplog.text, "what it reads now")
+    worker.close("the worker ends")
 
 
 def test_a_silent_peer_gets_nothing_and_is_disconnected(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import random
 import ssl
@@ -32,6 +33,7 @@ from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
 from trainer.system.errors import RefusedError, TrainerError, UnreachableError
 from trainer.system.process.priority import raise_thread_priority
+from trainer.system.storage.progress import LOG_INTERVAL
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,8 @@ class WorkerClient:
         self._link: Link | None = None
         self._lost: asyncio.Future[str] | None = None
         self._last_activity = time.monotonic()
+        self._reading_logged = -math.inf
+        """When the log last had what the coordinator reads."""
         self._over = False
         self._main_waits = False
         """Whether the main thread waits for an event."""
@@ -271,11 +275,13 @@ class WorkerClient:
             self._end_link(RefusalError(reason, refusal.retry))
             return
         reading = self._session.reading
-        if reading and not before:
+        now = time.monotonic()
+        if reading and now - self._reading_logged >= LOG_INTERVAL:
+            self._reading_logged = now
             log.info("waiting for the coordinator on %s: %s", reading.host, reading.description)
         if not reading or (before and reading.count > before.count):
             # A first report proves nothing: one that hangs may be reached again and again.
-            self._last_activity = time.monotonic()
+            self._last_activity = now
         if answers:
             link.send(answers)
         for event in events:
