@@ -47,6 +47,7 @@ MEMBERS_MAY_DIFFER = (
     "output",
     "model.path",
     "model.adapter",
+    "model.resident",
     "data.train",
     "data.validation",
     "training.micro_batch_size",

@@ -225,8 +225,8 @@ def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
     base = config()
     same = config(**{"output": "elsewhere", "model.path": "other/place", "checkpoint.every": 7})
     assert same.agreement_digest() == base.agreement_digest()
-    again = config(**{"training.gradient_checkpointing": "on"})
-    assert again.agreement_digest() == base.agreement_digest()
+    for own in ({"training.gradient_checkpointing": "on"}, {"model.resident": "all"}):
+        assert config(**own).agreement_digest() == base.agreement_digest()
     for change in (
         {"training.batch_size": 8},
         {"training.seed": 1},
