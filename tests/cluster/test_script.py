@@ -107,24 +107,33 @@ def test_lossy_exchanges_learn_the_same(run: Scripted, settings: dict[str, objec
     assert run.events("verified")
 
 
-def test_a_worker_whose_script_hangs_is_lost_and_its_samples_are_redealt(run: Scripted) -> None:
-    """One worker hangs in C, where no signal is handled: the coordinator's step has a limit."""
-    run.prepare(training__epochs=40, exchange__step_deadline=2.0)
-    hang = (
+@pytest.mark.parametrize(
+    ("hang", "reason"),
+    [
+        ("CDLL(None).pause()", "its shard was not done within the step's deadline"),
+        ("PyDLL(None).sleep(10000)", "silent for 3 s"),
+    ],
+    ids=["in C", "in C with Python's lock"],
+)
+def test_a_worker_whose_script_hangs_is_lost_and_its_samples_are_redealt(
+    run: Scripted, hang: str, reason: str
+) -> None:
+    """One worker hangs in C, where no signal is handled; with the lock it sends no heartbeat."""
+    run.prepare(training__epochs=40, exchange__step_deadline=2.0 if "pause" in hang else 60.0)
+    change = (
         "CALLS = []\n\ndef loss(model, samples):\n"
         "    import ctypes, os, signal\n"
         "    CALLS.append(os.environ.get('HANGS'))\n"
         "    if CALLS.count('1') == 20:\n"
         "        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
-        "        ctypes.CDLL(None).pause()\n"
+        f"        ctypes.{hang}\n"
     )
     text = run.script.read_text()
-    run.script.write_text(text.replace("def loss(model, samples):\n", hang))
+    run.script.write_text(text.replace("def loss(model, samples):\n", change))
     coordinator = run.coordinator(2, *run.named)
     good = run.torch_worker(0, *CPU, *run.named)
     hung = run.torch_worker(1, *CPU, *run.named, HANGS="1")
-    lost = run.wait_event("lost", rank=1)
-    assert lost["reason"] == "its shard was not done within the step's deadline"
+    assert run.wait_event("lost", rank=1)["reason"] == reason
     assert run.wait_event("reassigned", rank=1)["ranks"] == [0]
     assert coordinator.wait(PATIENCE) == 0, coordinator.text
     assert good.wait(PATIENCE) == 0, good.text

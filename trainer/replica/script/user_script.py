@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +30,7 @@ from trainer.system.errors import (
     first_line,
     is_out_of_memory,
 )
-from trainer.system.process.native_thread import exit_from_any_thread
+from trainer.system.process.native_thread import ExitTimer
 
 MODULE = "motley_script"
 """The name under which a script's module is found by its own classes."""
@@ -64,8 +61,8 @@ class UserScript:
 
     def __init__(self, script: Script, seed: int, limit: float) -> None:
         self._script, self._seed, self._limit = script, seed, limit
-        self._at_work, self._began = "", math.inf
-        threading.Thread(target=self._end_hung_process, daemon=True).start()
+        self._exit_timer = ExitTimer(UnreachableError.exit_code, 2 * limit)
+        """Ends the process if a function hangs in C code, where Python handles no signal."""
         self.functions: Any = ModuleType(MODULE)
         """The module, with what the script defines."""
         self.functions.__file__ = str(script.path)
@@ -107,12 +104,13 @@ class UserScript:
         """
         before = signal.signal(signal.SIGALRM, _raise_time_limit)
         left = signal.setitimer(signal.ITIMER_REAL, self._limit)
-        self._at_work, self._began = f"{self._script.path}: {function}", time.monotonic()
+        line = f"{self._script.path}: {function}{_TOO_LONG.format(2 * self._limit)}"
+        self._exit_timer.start(line)
         try:
             try:
                 yield
             finally:
-                self._began = math.inf
+                self._exit_timer.cancel()
                 signal.setitimer(signal.ITIMER_REAL, *left)
                 signal.signal(signal.SIGALRM, before)
         except TrainerError:
@@ -133,14 +131,6 @@ class UserScript:
                 raise DoesNotFitError(line) from None
             kind = "" if isinstance(error, ScriptFaultError) else f"{type(error).__name__}: "
             raise InputError(f"{where}: {kind}{first_line(error)}") from None
-
-    def _end_hung_process(self) -> None:
-        """End the process if a function hangs in C code, where Python handles no signal."""
-        longest = 2 * self._limit
-        while time.monotonic() < self._began + longest:
-            time.sleep(min(1.0, self._limit))
-        sys.stderr.write(f"{self._at_work}{_TOO_LONG.format(longest)}\n")
-        exit_from_any_thread(UnreachableError.exit_code)
 
     def read_weights(self) -> np.ndarray:
         """Return the trainable weights, fp32 `[layout.size]`."""

@@ -313,8 +313,14 @@ def test_another_script_than_the_start_named_is_refused(script: Path) -> None:
             "    ctypes.CDLL(None).pause()",
             "{}: loss: has not returned for 4 s",
         ),
+        (
+            "import ctypes, signal\n"
+            "    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+            "    ctypes.PyDLL(None).sleep(1000)",
+            "{}: loss: has not returned for 4 s",
+        ),
     ],
-    ids=["in Python", "in C"],
+    ids=["in Python", "in C", "in C with Python's lock"],
 )
 def test_a_script_that_hangs_ends_the_process_in_one_line(
     tmp_path: Path, hang: str, line: str

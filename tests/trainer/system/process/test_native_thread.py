@@ -66,3 +66,19 @@ def test_without_such_a_thread_the_interpreter_ends_as_ever() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert (done.stdout.split(), done.returncode) == ([b"last"], 3)
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_timer_ends_a_process_whose_main_thread_keeps_the_lock(cancel: bool) -> None:
+    program = (
+        "import ctypes\n"
+        "from trainer.system.process.native_thread import ExitTimer\n"
+        "timer = ExitTimer(3, 0.5)\n"
+        "timer.start('cancelled')\n"
+        "timer.cancel()\n"
+        "timer.start('hangs')\n"
+        f"if {cancel}: timer.cancel()\n"
+        f"ctypes.PyDLL(None).sleep({3 if cancel else 60})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.stderr, done.returncode) == ((b"", 0) if cancel else (b"hangs\n", 3))
