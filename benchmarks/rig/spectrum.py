@@ -17,7 +17,7 @@ from trainer.distill.logits.description import (
     Values,
 )
 from trainer.distill.logits.scores import Scheme, Window
-from trainer.distill.teacher.compress_logits import Scorer, draw_uniforms
+from trainer.distill.teacher.logits_compression import Scorer, draw_uniforms
 from trainer.distill.teacher.rows import Rows
 
 WINDOW = 256

@@ -19,7 +19,7 @@ from typing import Any
 
 from launcher.agent.checks import link as link
 from launcher.agent.checks import logits_folder as logits_folder
-from launcher.agent.checks import share as share
+from launcher.agent.checks import shared_folder as shared_folder
 from launcher.agent.checks import unit_sandbox as unit_sandbox
 from launcher.agent.operation import OPERATIONS, operation
 from launcher.files import hold_lock, make_private_folder

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.commands.job_start import start_job
 from launcher.commands.options import (
     PATH,
     config_options,
@@ -17,7 +18,6 @@ from launcher.commands.options import (
     run_option,
     start_options,
 )
-from launcher.commands.starting import start_job
 
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands import complete
+from launcher.commands import completion
+from launcher.commands.job_start import start_job
 from launcher.commands.options import (
     cluster_options,
     combine_options,
@@ -14,7 +15,6 @@ from launcher.commands.options import (
     order_of,
     start_options,
 )
-from launcher.commands.starting import start_job
 
 if TYPE_CHECKING:
     from launcher.plan.configuration import JobRequest
@@ -35,7 +35,7 @@ job_options = combine_options(
         "--config",
         "source",
         metavar="FILE|PRESET",
-        shell_complete=complete.job_presets,
+        shell_complete=completion.job_presets,
         help="The job's settings (YAML), or the name of a preset.",
     ),
     click.option(
@@ -43,7 +43,7 @@ job_options = combine_options(
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        shell_complete=complete.job_keys,
+        shell_complete=completion.job_keys,
         help="Override a setting, e.g. --set student.training.epochs=2.",
     ),
     click.option("--teacher", type=click.Path(), metavar="DIR", help="The teacher's model folder."),

@@ -70,7 +70,7 @@ def export(
     The run is a new one, given by a config, or an existing one (--run) that continues there.
     """
     from launcher.export.bundle import export_run
-    from launcher.export.outgoing import new_run, own_run
+    from launcher.export.export_source import new_run, own_run
     from launcher.export.target import parse_target, target_of
     from launcher.runs.up import survey_hosts
     from launcher.views import render

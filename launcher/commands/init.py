@@ -129,7 +129,7 @@ def _from_foreign(
     """
     from launcher.discovery.yaml_text import as_comment
     from launcher.errors import ConfigError
-    from trainer.config.foreign import PROGRAMS, convert_config, detect_program
+    from trainer.config.foreign_config import PROGRAMS, convert_config, detect_program
     from trainer.config.run import RunConfig
     from trainer.config.section import build_settings, format_yaml, read_yaml
     from trainer.system.errors import InputError

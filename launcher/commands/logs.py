@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands import complete
+from launcher.commands import completion
 from launcher.commands.options import inventory_option, json_option, run_option
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete.process_names)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=completion.process_names)
 @click.option(
     "--follow", "-f", is_flag=True, help="Print new lines as they come, also of new attempts."
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from launcher.commands import complete
+from launcher.commands import completion
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH, combine_options, notify_option
 
@@ -24,7 +24,7 @@ run_option = click.option(
     "--run",
     "run_id",
     metavar="ID",
-    shell_complete=complete.run_ids,
+    shell_complete=completion.run_ids,
     help="The run's id; default: the active run, else the latest.",
 )
 
@@ -44,7 +44,7 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         from launcher.errors import ConfigError
         from launcher.runs.cluster import Cluster
-        from launcher.runs.records.kept_configs import StartArguments
+        from launcher.runs.records.stored_configs import StartArguments
 
         if nodes is not None:
             source = click.get_current_context().get_parameter_source("inventory")
@@ -86,7 +86,7 @@ _hosts = combine_options(
         "-l",
         default="all",
         metavar="PATTERN",
-        shell_complete=complete.host_names,
+        shell_complete=completion.host_names,
         help="Only these hosts or groups.",
     ),
     click.option(
@@ -122,7 +122,7 @@ config_options = combine_options(
     click.option(
         "--preset",
         metavar="NAME",
-        shell_complete=complete.preset_names,
+        shell_complete=completion.preset_names,
         help="A run config that ships with Motley.",
     ),
     click.option("--config", type=PATH, help="A run config of your own (YAML)."),
@@ -131,7 +131,7 @@ config_options = combine_options(
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        shell_complete=complete.setting_keys,
+        shell_complete=completion.setting_keys,
         help="Override a setting, e.g. --set training.epochs=2.",
     ),
     click.option(
@@ -163,7 +163,7 @@ start_options = combine_options(
     click.option(
         "--resume",
         metavar="ID",
-        shell_complete=complete.run_ids,
+        shell_complete=completion.run_ids,
         help="Resume a run from its config and checkpoints.",
     ),
     click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result."),

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.commands.distillation_plan import (
+    print_distillation_plan,
+    refuse_mixed,
+    teaching_options,
+)
 from launcher.commands.options import Currency, json_option
-from launcher.commands.teaching import print_distillation_plan, refuse_mixed, teaching_options
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH
 
@@ -133,7 +137,7 @@ def plan(
     Exits with 2 for a model that does not train, with 4 if nothing fits.
     """
     from launcher.errors import ConfigError
-    from launcher.runs.planned import (
+    from launcher.runs.plan_inputs import (
         inventory_cluster,
         measure_cluster,
         model_shape,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands import complete
+from launcher.commands import completion
 from launcher.commands.options import (
     config_options,
     config_order,
@@ -82,7 +82,7 @@ def list_queue(cluster: Cluster, as_json: bool) -> None:
 
 @click.command()
 @inventory_option
-@click.argument("run_id", metavar="ID", shell_complete=complete.queued_ids)
+@click.argument("run_id", metavar="ID", shell_complete=completion.queued_ids)
 def remove(cluster: Cluster, run_id: str) -> None:
     """Remove a job that waits or is over; its run is kept. One that was started is refused."""
     from launcher.runs.queue import queue_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands import complete
+from launcher.commands import completion
 from launcher.commands.options import inventory_option
 from trainer.system.commandline.options import PATH
 
@@ -18,7 +18,7 @@ _ENDINGS = {"html": "html", "md": "md", "card": "md"}
 
 
 @click.command()
-@click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete.run_ids)
+@click.argument("run_id", metavar="[RUN]", required=False, shell_complete=completion.run_ids)
 @inventory_option
 @click.option(
     "--format",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands import complete
+from launcher.commands import completion
 from launcher.commands.options import Currency, cluster_options, inventory_option, json_option
 from trainer.system.commandline.number import Number
 
@@ -28,7 +28,7 @@ PRICE, ABOVE = Number(min=0), Number(min=0, min_open=True)
     help="What each line sums up; days are in UTC.",
 )
 @click.option(
-    "--run", "run_id", metavar="ID", shell_complete=complete.run_ids, help="Only this run."
+    "--run", "run_id", metavar="ID", shell_complete=completion.run_ids, help="Only this run."
 )
 @json_option
 def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands import complete
+from launcher.commands import completion
 from launcher.commands.options import cluster_options, json_option
 from trainer.system.commandline.options import PATH
 
@@ -36,7 +36,7 @@ def inputs(cluster: Cluster, paths: tuple[Path, ...], as_json: bool) -> None:
     "--from",
     "origin",
     metavar="HOST",
-    shell_complete=complete.host_names,
+    shell_complete=completion.host_names,
     help="Fetch them from this host first.",
 )
 @cluster_options
@@ -76,7 +76,7 @@ def logits(cluster: Cluster, folder: Path | None, origin: str | None, as_json: b
     "--from",
     "origin",
     metavar="HOST",
-    shell_complete=complete.host_names,
+    shell_complete=completion.host_names,
     help="The source host; the coordinator's by default.",
 )
 @cluster_options

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.discovery.asking import FoundMachine
+from launcher.discovery.host_queries import FoundMachine
 from launcher.discovery.links import MeasuredLink
 from launcher.discovery.proposal import Proposal, size_text
 from launcher.discovery.yaml_text import YamlText

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from launcher.agent.checks.link import ListenResult, ProbeResult, connect, listen
 from launcher.agent.operations import find_routes
-from launcher.discovery.asking import FoundMachine
+from launcher.discovery.host_queries import FoundMachine
 from launcher.errors import ConfigError
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import Answers, ask_each, line_of

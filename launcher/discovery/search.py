@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.discovery.asking import FoundMachine, RefusedMachine, ask_all, shared_keys
 from launcher.discovery.candidates import (
     Candidate,
     choose_host_name,
@@ -15,6 +14,7 @@ from launcher.discovery.candidates import (
     parse_address,
     ssh_config_hosts,
 )
+from launcher.discovery.host_queries import FoundMachine, RefusedMachine, ask_all, shared_keys
 from launcher.discovery.inventory_file import InventoryUpdate, save_inventory, update_inventory
 from launcher.discovery.links import MeasuredLink, measure_links
 from launcher.discovery.mdns import Announcement, browse_announcements

@@ -20,7 +20,7 @@ from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import Role
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from trainer.config.distill_job import DistillJob, TeacherJob, is_shape_file
 from trainer.config.run import DATA_ON_HUB
 

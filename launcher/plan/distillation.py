@@ -17,7 +17,7 @@ from launcher.plan.distill_commands import (
 )
 from launcher.plan.placement import build_environment, refuse_unknown_devices, share_cores
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from trainer.config.distill_job import DistillJob
 
 CPU = Device("cpu", "cpu")

@@ -15,8 +15,8 @@ from launcher.errors import ConfigError, PreflightError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
+from launcher.plan.plan_context import PlanContext
 from launcher.plan.ring import check_ring, in_ring_order
-from launcher.plan.setting import PlanContext
 from trainer.config.run import RunConfig
 from trainer.system.process.child import FALLBACK_VARIABLE
 

@@ -27,11 +27,16 @@ from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts
 from launcher.runs.down import TeardownResult, tear_down
+from launcher.runs.preflight.derived_settings import follow_data
 from launcher.runs.preflight.inspection import INPUT_CHECKS, inspect_hosts
-from launcher.runs.preflight.own_settings import follow_data
-from launcher.runs.records.kept_configs import StartArguments, config_of, list_differences, start_of
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run, is_run_id
+from launcher.runs.records.stored_configs import (
+    StartArguments,
+    config_of,
+    list_differences,
+    start_of,
+)
 from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
 from launcher.runs.up import Launch, bring_up, make_plan, refuse_failures, survey_hosts
@@ -195,7 +200,7 @@ class Cluster:
             OverBudgetError: it would exceed the ceiling, or its cost is unknown; nothing was
             started.
         """
-        from launcher.runs.budget.authorise import (
+        from launcher.runs.budget.authorisation import (
             authorise_start,  # with the planner, which no look needs
         )
 

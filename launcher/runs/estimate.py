@@ -14,7 +14,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distill_commands import path_below
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.runs.planned import cluster_of, slowest_link
+from launcher.runs.plan_inputs import cluster_of, slowest_link
 from trainer.config import run as run_config
 from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob, is_shape_file

@@ -27,10 +27,10 @@ from launcher.hosts.fleet import REACH
 from launcher.plan.configuration import JobRequest
 from launcher.runs.cluster import Cluster
 from launcher.runs.down import tear_down
-from launcher.runs.records.kept_configs import is_own_entry, keep_entry
-from launcher.runs.records.queued import Queue, QueuedJob, QueueEntry
+from launcher.runs.records.queue_records import Queue, QueuedJob, QueueEntry
 from launcher.runs.records.registry import Registry, new_run_id, operator_name
 from launcher.runs.records.run import Run
+from launcher.runs.records.stored_configs import is_own_entry, keep_entry
 from launcher.runs.status import OVER, RunMonitor, RunView, live_runs
 from launcher.terminal import note
 from trainer.system.regular_file import read_text

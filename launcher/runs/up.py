@@ -33,14 +33,14 @@ from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.plan.setting import SCRIPT_FILE, PlanContext
+from launcher.plan.plan_context import SCRIPT_FILE, PlanContext
 from launcher.runs.down import defer_signals, tear_down
 from launcher.runs.join import Report, wait_until_joined
 from launcher.runs.preflight.inspection import inspect_hosts
 from launcher.runs.processes.systemd import open_supervisor
-from launcher.runs.records.kept_configs import StartArguments, keep_config
 from launcher.runs.records.registry import Registry, authority_folder, new_run_id
 from launcher.runs.records.run import Run, StateFolder
+from launcher.runs.records.stored_configs import StartArguments, keep_config
 from launcher.runs.status import OVER, live_runs
 from launcher.runs.stopwatch import Stopwatch
 from launcher.session.spec import RestartPolicy

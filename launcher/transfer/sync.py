@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from launcher.agent.checks.share import find_share_source
+from launcher.agent.checks.shared_folder import find_share_source
 from launcher.errors import ConfigError, LauncherError, PartialError
 from launcher.files import SHARE
 from launcher.hosts import fleet, ssh

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from launcher.discovery.asking import FoundMachine
+from launcher.discovery.host_queries import FoundMachine
 from launcher.discovery.links import MeasuredLink
 from launcher.discovery.proposal import size_text
 from launcher.discovery.search import Discovery

@@ -16,7 +16,7 @@ from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 from launcher.terminal import redraw_line
 from launcher.views import render
-from launcher.views.live import EventFeed, live_view
+from launcher.views.live_view import EventFeed, live_view
 from launcher.views.telemetry import LOOK_EVERY, Telemetry
 
 _PROGRESS_EVERY = 2.0

@@ -14,7 +14,7 @@ from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import RunView, shards_written
 from launcher.views.tables import COLOURS, Column, make_table
-from trainer.tracking.picture import format_figure, share_text
+from trainer.tracking.progress_picture import format_figure, share_text
 
 _WARM = 70.0
 _HOT = 85.0

@@ -25,7 +25,12 @@ from launcher.runs.status import RunView
 from launcher.terminal import note, sanitize_text
 from launcher.views.tables import COLOURS, Column, make_table
 from trainer.system.commandline.wrapping import wrap_card, wrap_line
-from trainer.tracking.picture import describe_exchange, format_figure, format_rate, loss_text
+from trainer.tracking.progress_picture import (
+    describe_exchange,
+    format_figure,
+    format_rate,
+    loss_text,
+)
 
 _BESIDE_ID = 31
 """Columns that the other columns of `launch runs` need at least."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.real_cluster import PATIENCE, Bench
 from tests.cluster.test_distill_student import Lesson
-from trainer.distill.answers.rounds import RoundsFolder, find_rounds
+from trainer.distill.answers.student_answers import RoundsFolder, find_rounds
 from trainer.distill.logits.shard_folder import verify_shards
 
 pytestmark = pytest.mark.cluster

@@ -104,7 +104,7 @@ def test_the_budget_guard_ends_all_ranks_and_a_higher_ceiling_goes_on(hands: Han
 
 
 def test_a_rank_that_hangs_ends_the_others_in_one_line(hands: Hands) -> None:
-    """One that was killed is in tests/trainer/run/distributed/test_watch.py, with other faults."""
+    """Killed ones are in tests/trainer/run/distributed/test_rank_watchdog.py, with other faults."""
     steps = ("--max-steps", "100000", "--batch-size", "4")
     both = [hands.rank(rank, *steps, "--set", "parallel.timeout=20") for rank in range(2)]
     wait_for(lambda: hands.status["step"] >= 2, "two steps")
@@ -146,7 +146,7 @@ def test_a_rank_that_runs_out_of_memory_is_named_and_ends_the_others(hands: Hand
 
 
 def test_a_rank_with_other_weights_is_named_and_nothing_is_written(hands: Hands) -> None:
-    """With other data, settings or torch: tests/trainer/run/distributed/test_roll_call.py."""
+    """With other data, settings or torch: tests/trainer/run/distributed/test_rank_reports.py."""
     folder = write_model(hands.folder / "other", hands.data, seed=1)
     both = [hands.rank(0), hands.rank(1, "--set", f"model.path={folder}")]
     for process in both:

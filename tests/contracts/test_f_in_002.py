@@ -195,8 +195,8 @@ class Reader:
 
 def readers(folder: Path) -> dict[str, Reader]:
     """Return every file and note that crosses a disk or the store of a job."""
-    from trainer.run.distributed import roll_call, watch
-    from trainer.run.distributed.board import read_note
+    from trainer.run.distributed import rank_reports, rank_watchdog
+    from trainer.run.distributed.rank_notes import read_note
 
     def file(name: str, read: Callable[[Path], Any], folder: Path = folder) -> Callable[[str], Any]:
         def written(text: str) -> Any:
@@ -272,17 +272,17 @@ def readers(folder: Path) -> dict[str, Reader]:
         "the result of a claim": Reader(record, claimed),
         "evaluations.jsonl": Reader(record, file("evaluations.jsonl", read_evaluations)),
         "a rank's report": Reader(
-            example(roll_call.RankReport),
-            lambda text: read_note(roll_call.RankReport, text.encode(), "member-1"),
+            example(rank_reports.RankReport),
+            lambda text: read_note(rank_reports.RankReport, text.encode(), "member-1"),
         ),
         "rank 0's note": Reader(
-            example(roll_call._Prepared),
-            lambda text: read_note(roll_call._Prepared, text.encode(), "prepared"),
+            example(rank_reports._Prepared),
+            lambda text: read_note(rank_reports._Prepared, text.encode(), "prepared"),
         ),
         "a rank's end": Reader(
             {"note": ["why", 3]},
             lambda text: read_note(
-                watch.Reason, text.removeprefix('{"note": ')[:-1].encode(), "failed/1"
+                rank_watchdog.Reason, text.removeprefix('{"note": ')[:-1].encode(), "failed/1"
             ),
         ),
         "a note on the board": Reader(

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from launcher.runs.records import kept_configs
+from launcher.runs.records import stored_configs
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
@@ -107,8 +107,8 @@ def test_every_setting_that_takes_any_text_is_known(
 
 def test_a_stored_config_names_no_path_without_the_operators_word() -> None:
     for known, asked in (
-        (SETTINGS, kept_configs.RUN_PATHS),
-        (JOB_SETTINGS, kept_configs.JOB_PATHS),
+        (SETTINGS, stored_configs.RUN_PATHS),
+        (JOB_SETTINGS, stored_configs.JOB_PATHS),
     ):
         paths = {key for key, what in known.items() if what in (READ, WRITTEN)}
         assert paths == set(asked)

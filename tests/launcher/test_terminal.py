@@ -29,7 +29,7 @@ from launcher.runs.records.run import Run
 from launcher.runs.status import RunView
 from launcher.terminal import note, redraw_line, sanitize_text, visible_lines
 from launcher.views import render
-from launcher.views.live import live_view
+from launcher.views.live_view import live_view
 from launcher.views.log_printer import LinePrinter
 from launcher.views.processes import processes_table
 from launcher.views.telemetry import TelemetrySnapshot
@@ -215,7 +215,7 @@ DOORS = {
     "installation/install.py": "on a host, into a log",
     "inventory/rendering.py": "JSON to the launcher",
     "session/process_supervisor.py": "on a host, into a log",
-    "agent/checks/share.py": "on a host, to its parent",
+    "agent/checks/shared_folder.py": "on a host, to its parent",
     "agent/server.py": "on a host, the answer to a single request",
     "transfer/wheel.py": "about this checkout",
 }

@@ -16,9 +16,9 @@ import pytest
 from launcher import cli as launch
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
-from launcher.plan.setting import PlanContext
-from launcher.runs.records.kept_configs import StartArguments
-from launcher.runs.records.queued import QueuedJob
+from launcher.plan.plan_context import PlanContext
+from launcher.runs.records.queue_records import QueuedJob
+from launcher.runs.records.stored_configs import StartArguments
 from trainer import cli as trainer
 from trainer.config.run import load_config
 

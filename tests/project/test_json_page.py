@@ -10,7 +10,7 @@ import pytest
 from launcher.agent.checks.finding import Result
 from launcher.discovery.links import MeasuredLink
 from launcher.runs.budget.spending import IdleHost, SpendTotal
-from launcher.runs.records.queued import JobEnd
+from launcher.runs.records.queue_records import JobEnd
 from tests import ROOT
 from trainer.data.inspection import Example, Span
 from trainer.data.survey import Repetitions

@@ -26,7 +26,7 @@ from tests.soak.schedule import Fault
 from tests.trainer.small_teacher import SIZES, write_corpus, write_teacher
 from trainer.checkpoint.reader import FOLDER as CHECKPOINTS
 from trainer.checkpoint.reader import complete_checkpoints, read_run
-from trainer.distill.answers.rounds import ON_POLICY, RoundsFolder
+from trainer.distill.answers.student_answers import ON_POLICY, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.shard_folder import verify_shards
 from trainer.init_model import init_model

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
 
 CHECKPOINTS = "/srv/motley/checkpoints"
 DOOR = ["/usr/bin/rsync", "--config=/etc/motley/rsyncd.conf", "--server", "--daemon", "."]
-CHECK = "import json, launcher.agent.checks.share as s; f = s.check_share('/srv/motley'); "
+CHECK = "import json, launcher.agent.checks.shared_folder as s; f = s.check_share('/srv/motley'); "
 CHECK += "print(json.dumps([f.status, f.detail]))"
 SILENT = "/srv/motley: no answer within 4 s"
 LOOK_AFTER = ["systemctl", "start", "motley-share.service"]  # as its timer does every minute

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.trainer.course import Course
 from tests.trainer.small_teacher import load, wish
-from trainer.distill.answers.rounds import RoundsFolder, find_rounds
+from trainer.distill.answers.student_answers import RoundsFolder, find_rounds
 from trainer.distill.teacher.assignment import assign_request
 from trainer.distill.teacher.run import TeacherRun
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.commands.place import (
+from trainer.commands.device_options import (
     columns_option,
     lost_text_option,
     make_announcer,

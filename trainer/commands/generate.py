@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import columns_option, make_announcer, open_ranks, parallel_option
+from trainer.commands.device_options import (
+    columns_option,
+    make_announcer,
+    open_ranks,
+    parallel_option,
+)
 from trainer.commands.sampling import generation_options
 from trainer.system.commandline.options import PATH
 

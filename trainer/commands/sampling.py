@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trainer.commands.place import place_options
+from trainer.commands.device_options import place_options
 from trainer.config.limits import MOST_NEW_TOKENS
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH, combine_options

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from trainer.config.foreign import detect_program
+from trainer.config.foreign_config import detect_program
 from trainer.config.spelling import (
     OPERATOR_SETTINGS,
     explain_setting,

@@ -10,7 +10,6 @@ from typing import Any
 from trainer.config.run import RunConfig
 from trainer.data.encoded_rows import read_data
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_answers
 from trainer.data.measurement import Measurement
 from trainer.data.shapes import Sample
 from trainer.data.survey import (
@@ -23,6 +22,7 @@ from trainer.data.survey import (
     find_repetitions,
 )
 from trainer.data.text_stream import TextStream
+from trainer.data.truncation import encode_answers
 
 
 @dataclass(frozen=True)

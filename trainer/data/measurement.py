@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_answers
 from trainer.data.shapes import Sample
+from trainer.data.truncation import encode_answers
 
 
 @dataclass

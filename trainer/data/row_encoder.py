@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from trainer.config.run import Classes, Task
 from trainer.data.encoder import IGNORED, EncoderSource
-from trainer.data.fitting import encode_answers
 from trainer.data.labels import Kind, LabelColumn
 from trainer.data.measurement import size_of
 from trainer.data.prompts import turns_before
 from trainer.data.records import Problems, read_json_lines, rename_keys
 from trainer.data.sample import Sample
 from trainer.data.shapes import KeyCounts, parse_sample
+from trainer.data.truncation import encode_answers
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 

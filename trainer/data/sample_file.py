@@ -51,9 +51,9 @@ class SampleFile:
     def open_dataset(self, encoder: Encoder, task: Task, max_seq_len: int) -> Dataset:
         """Return the samples as a replica reads them, each encoded on first use.
 
-        Conversations are cut to `max_seq_len` tokens as `fitting.py` says, other samples to their
-        first ones. A `causal-lm` text ends with the tokenizer's end-of-text token if it has one;
-        the chat template lays out conversations.
+        Conversations are cut to `max_seq_len` tokens as `truncation.py` says, other samples to
+        their first ones. A `causal-lm` text ends with the tokenizer's end-of-text token if it
+        has one; the chat template lays out conversations.
         """
         assert max_seq_len > 0
         dataset = Dataset(self.path, self.samples, encoder, max_seq_len)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_answers
 from trainer.data.shapes import Sample
 from trainer.data.soft_targets import SoftTargets
+from trainer.data.truncation import encode_answers
 from trainer.system.errors import InputError
 
 _KEPT = 256 << 20

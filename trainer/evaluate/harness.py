@@ -101,7 +101,7 @@ def _load_model(trained: TrainedModel, compute: Compute) -> Any:
         from trainer.replica.backend import UnusableError, find_cuda_device, first_usable
         from trainer.replica.torch.model import flatten_parameters
         from trainer.replica.torch.precision import compute_dtype
-        from trainer.replica.torch.published import load_published
+        from trainer.replica.torch.published_model import load_published
 
     def load_on(name: str) -> Any:
         device = torch.device(name)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from blake3 import blake3
 
-from trainer.system.passes import compiled
+from trainer.system.passes import compiled_library
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -244,10 +244,12 @@ class AdamW:
             square = state.second_moment[start:stop]
             part = gradient[start:stop]
             assert part.dtype == np.float32, part.dtype
-            if compiled.PASSES:
+            if compiled_library.PASSES:
                 vectors, moments = (weights, part, mean, square), (beta1, rest1, beta2, rest2)
                 kept = decay if decays else np.float32(1)
-                compiled.PASSES.adamw(vectors, clip, moments, kept, step_size, correction, epsilon)
+                compiled_library.PASSES.adamw(
+                    vectors, clip, moments, kept, step_size, correction, epsilon
+                )
                 continue
 
             a, b = self._a[: stop - start], self._b[: stop - start]
@@ -273,8 +275,8 @@ class AdamW:
 
 def square_sum(values: Flat) -> float:
     """Return the sum of squares in double precision, chunk by chunk to save memory."""
-    if compiled.PASSES:
-        return compiled.PASSES.square_sum(values)
+    if compiled_library.PASSES:
+        return compiled_library.PASSES.square_sum(values)
     starts = range(0, values.size, _CHUNK_SQUARED)
     chunks = (values[start : start + _CHUNK_SQUARED].astype(np.float64) for start in starts)
     return math.fsum(float(np.dot(chunk, chunk)) for chunk in chunks)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from trainer.planning.devices import HostPool, LayerSource
 from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.replica import CPU_TOKENS, USABLE
-from trainer.planning.residents import choose_resident, describe_residents
+from trainer.planning.resident_layers import choose_resident, describe_residents
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import Strategy, TrainingSetup

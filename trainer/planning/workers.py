@@ -24,7 +24,7 @@ from trainer.planning.replica import (
     can_stream,
     plan_memory,
 )
-from trainer.planning.residents import choose_resident
+from trainer.planning.resident_layers import choose_resident
 from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.system.backends import BACKENDS, Backend

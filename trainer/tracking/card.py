@@ -20,12 +20,12 @@ from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
 from trainer.config.run import SCRIPT, RunConfig
 from trainer.data.samples import iter_samples
 from trainer.data.shapes import KeyCounts
-from trainer.planning.residents import list_residents
+from trainer.planning.resident_layers import list_residents
 from trainer.system.errors import StorageError, TrainerError
 from trainer.system.process.child import SAVING_VARIABLE
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
-from trainer.tracking.picture import format_duration, loss_text
 from trainer.tracking.progress import format_figures
+from trainer.tracking.progress_picture import format_duration, loss_text
 
 Record = Mapping[str, Any]
 _ENDS = ("finished", "stopped")

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from trainer.system.commandline.wrapping import terminal_width, wrap_card
 from trainer.system.timestamp import format_timestamp
-from trainer.tracking.picture import (
+from trainer.tracking.progress_picture import (
     format_duration,
     format_rate,
     loss_text,

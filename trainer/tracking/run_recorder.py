@@ -22,8 +22,8 @@ from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.early_stopping import EarlyStopping, ValidationHistory
 from trainer.optimizer.learning_rate import compute_learning_rate
-from trainer.planning.budget.watch import BudgetWatch
-from trainer.planning.residents import find_residents
+from trainer.planning.budget.budget_watch import BudgetWatch
+from trainer.planning.resident_layers import find_residents
 from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import (
     RESTARTED,

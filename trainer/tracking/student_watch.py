@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.planning.budget.watch import LATEST_RETURN
+from trainer.planning.budget.budget_watch import LATEST_RETURN
 from trainer.system.errors import StorageError
 from trainer.system.process.heartbeat import HeartbeatMonitor
 from trainer.system.process.interruption import Interruption

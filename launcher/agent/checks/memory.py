@@ -23,7 +23,7 @@ from trainer.config.run import RunConfig
 from trainer.planning.device_models import DeviceModel, find_device
 from trainer.planning.devices import PCIE, HostPool, LayerSource
 from trainer.planning.replica import MemoryPlan, busy_tokens, most_tokens, training_of
-from trainer.planning.residents import describe_residents
+from trainer.planning.resident_layers import describe_residents
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import TrainingSetup
 from trainer.planning.streaming import HIDDEN, plan_reading

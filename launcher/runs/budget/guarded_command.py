@@ -17,8 +17,8 @@ from launcher.inventory.hosts import Host
 from launcher.plan.budget import currency_of, rates_of, refuse_unknown_rents
 from launcher.runs.records.registry import new_run_id
 from trainer.config.budget import BudgetConfig, apply_environment, load_budget
+from trainer.planning.budget.budget_watch import BudgetWatch
 from trainer.planning.budget.ledger import SPEND_FILE
-from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.process.child import signal_group, start_child
 
 GRACE = 30.0

@@ -22,7 +22,7 @@ from launcher.agent.checks.host import (
     check_trainer_cuda,
 )
 from launcher.agent.checks.job import check_model_folder, check_text
-from launcher.agent.checks.share import check_share
+from launcher.agent.checks.shared_folder import check_share
 from launcher.agent.operation import CHECK_DEADLINE
 from launcher.agent.operations import read_clock
 from launcher.errors import LauncherError

@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from launcher.runs.records.kept_configs import start_of
 from launcher.runs.records.run import Run
+from launcher.runs.records.stored_configs import start_of
 from launcher.views.dashboard.run_files import Row
 from launcher.views.dashboard.state import Tree
 

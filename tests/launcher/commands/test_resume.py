@@ -13,9 +13,9 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan import configuration
 from launcher.plan.placement import place_run
-from launcher.plan.setting import PlanContext
-from launcher.runs.records.kept_configs import StartArguments, keep_config
+from launcher.plan.plan_context import PlanContext
 from launcher.runs.records.registry import Registry
+from launcher.runs.records.stored_configs import StartArguments, keep_config
 from trainer.system.errors import InputError
 
 Resume = Callable[..., Result]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher.discovery.asking import FoundMachine, ask_all
 from launcher.discovery.candidates import Candidate
+from launcher.discovery.host_queries import FoundMachine, ask_all
 from launcher.discovery.links import measure_links
 from launcher.hosts.fleet import AT_ONCE
 from launcher.hosts.local import LocalConnection

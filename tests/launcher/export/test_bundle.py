@@ -13,8 +13,8 @@ import yaml
 from launcher.cli import run
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.runs.records.kept_configs import StartArguments, keep_config
 from launcher.runs.records.registry import Registry
+from launcher.runs.records.stored_configs import StartArguments, keep_config
 from launcher.runs.up import deliver_run
 from tests.launcher.handmade import make_wheel
 from tests.trainer.replica.torch.parallel.models import write_drawn_model

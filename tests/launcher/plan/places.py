@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 
 SETTING = PlanContext(
     run_id="quickstart-20261120-110300-7f3a",

@@ -16,7 +16,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.configuration import resolve_job
 from launcher.plan.distillation import place_distillation
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from tests import ROOT
 from trainer.config import distill_job
 from trainer.config import run as run_config

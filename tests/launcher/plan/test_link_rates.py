@@ -9,7 +9,7 @@ import pytest
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.inventory.variables import VariableReader
-from launcher.runs.planned import slowest_link
+from launcher.runs.plan_inputs import slowest_link
 
 
 def host(name: str, **rates: float) -> Host:

@@ -19,8 +19,8 @@ from launcher.inventory.hosts import Host
 from launcher.plan.budget import with_budget
 from launcher.plan.distillation import place_distillation
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import PlanContext
-from launcher.runs.budget.authorise import authorise_start
+from launcher.plan.plan_context import PlanContext
+from launcher.runs.budget.authorisation import authorise_start
 from launcher.runs.estimate import estimate_cost
 from tests.trainer.small_teacher import SCHEMES, SIZES, write_corpus
 from tests.trainer.tiny_logits import tiny_description, tiny_folder

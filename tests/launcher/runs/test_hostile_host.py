@@ -20,7 +20,7 @@ from launcher.hosts.ssh_pipe import SshPipe
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from launcher.runs.down import tear_down
 from launcher.runs.records.plan_file import read_record
 from launcher.runs.records.registry import Registry

@@ -25,10 +25,10 @@ from launcher.plan.configuration import JobRequest
 from launcher.runs.cluster import Cluster
 from launcher.runs.down import tear_down
 from launcher.runs.queue import QueueRunner, check_inputs, enqueue_job, queue_of
-from launcher.runs.records.kept_configs import StartArguments
-from launcher.runs.records.queued import Queue, QueueEntry
+from launcher.runs.records.queue_records import Queue, QueueEntry
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
+from launcher.runs.records.stored_configs import StartArguments
 from launcher.views.follow import follow_run
 from tests.launcher.played_hosts import Disk
 from tests.ports import free_port

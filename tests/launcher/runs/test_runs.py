@@ -15,7 +15,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from launcher.runs.down import tear_down
 from launcher.runs.records.registry import Registry, authority_folder
 from launcher.runs.records.run import StateFolder

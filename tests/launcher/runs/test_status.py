@@ -14,7 +14,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.records.run import Run
 from launcher.runs.records.self_reports import read_training

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.checks import share as share_checks
+from launcher.agent.checks import shared_folder as share_checks
 from launcher.agent.checks.digests import file_content
 from launcher.cli import run
 from launcher.errors import ConfigError, PartialError, PreflightError, UnreachableError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import transformers
 
-from trainer.config.foreign import PROGRAMS, convert_config
+from trainer.config.foreign_config import PROGRAMS, convert_config
 from trainer.config.foreign_defaults import AXOLOTL_DEFAULTS, FACTORY_DEFAULTS
 from trainer.config.run import load_config
 

@@ -22,14 +22,14 @@ from trainer.distill.answers.answer import Answer
 from trainer.distill.answers.description import find_answer_faults
 from trainer.distill.answers.folder import ANSWERS_FILE, AnswersFolder
 from trainer.distill.student.distributed_dataset import logits_folder
-from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_answers
+from trainer.distill.teacher.generation import AnswerRequest, AnswerRun, assign_answers
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError, RefusedError, StorageError
 from trainer.system.process.interruption import Interrupted
 
 if TYPE_CHECKING:
     from trainer.distill.answers.author import Generate
-    from trainer.distill.teacher.generating import AnswerAssignment
+    from trainer.distill.teacher.generation import AnswerAssignment
 
 PROMPTS: list[dict[str, Any]] = [
     {"text": "def f1"},

@@ -31,8 +31,8 @@ from trainer.config.capabilities import check_capability
 from trainer.config.run import load_config as load_config
 from trainer.data.encoder import Encoder
 from trainer.distill.answers.author import Author
-from trainer.distill.answers.opened import open_shards
-from trainer.distill.answers.rounds import (
+from trainer.distill.answers.shard_loader import open_shards
+from trainer.distill.answers.student_answers import (
     ON_POLICY,
     RoundAnswers,
     RoundsFolder,

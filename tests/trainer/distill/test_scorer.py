@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainer.distill.logits.scores import Scheme, Scores
-from trainer.distill.teacher.compress_logits import BLOCK, Scorer, draw_uniforms
+from trainer.distill.teacher.logits_compression import BLOCK, Scorer, draw_uniforms
 from trainer.distill.teacher.rows import Rows
 
 VOCAB, POSITIONS = 700, 40

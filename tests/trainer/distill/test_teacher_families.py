@@ -19,7 +19,7 @@ from tests.families import TEACHERS
 from tests.trainer.published_forms import as_one_that_sees, changed
 from tests.trainer.small_teacher import SIZES, teach, wish, write_corpus, write_teacher
 from trainer.distill.teacher.engines import engine_kind
-from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_answers
+from trainer.distill.teacher.generation import AnswerRequest, AnswerRun, assign_answers
 from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.planning.teachers import ForwardSize

@@ -26,7 +26,7 @@ from trainer.exchange.transport import server
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.server import GradientServer
 from trainer.optimizer.adamw import AdamW
-from trainer.system.passes import compiled
+from trainer.system.passes import compiled_library
 
 
 def broken(*_: Any, **__: Any) -> NoReturn:
@@ -69,7 +69,7 @@ def test_a_state_that_is_neither_is_not_saved(
     gradient = np.ones(problem.layout.size, np.float32)
     optimizer = AdamW(problem.config.optimizer, problem.layout)
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "PASSES", None)
+        patch.setattr(compiled_library, "PASSES", None)
         patch.setattr(np, "sqrt", broken)
         with pytest.raises(ZeroDivisionError):
             optimizer.apply(state, gradient, 0.1, 1.0)

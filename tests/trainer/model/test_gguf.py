@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer
 
-from launcher.runs.planned import model_shape
+from launcher.runs.plan_inputs import model_shape
 from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.trained_model import load_trained

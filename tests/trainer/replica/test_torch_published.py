@@ -23,7 +23,7 @@ from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import flatten_parameters
-from trainer.replica.torch.published import load_published
+from trainer.replica.torch.published_model import load_published
 
 if TYPE_CHECKING:
     from tests.trainer.tiny import Tiny

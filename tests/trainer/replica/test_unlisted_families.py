@@ -31,7 +31,7 @@ from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.model_config import check_folder_trains
 from trainer.replica.torch.linear import LoraLinear
-from trainer.replica.torch.unlisted import check_class
+from trainer.replica.torch.unlisted_family import check_class
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:

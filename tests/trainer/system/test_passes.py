@@ -17,8 +17,8 @@ from trainer.config.optimizer import OptimizerConfig
 from trainer.exchange.protocol.codecs import Bf16
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import AdamW, TrainState, square_sum
-from trainer.system.passes import compiled, compiler
-from trainer.system.passes.compiled import Passes, load_passes
+from trainer.system.passes import compiled_library, compiler
+from trainer.system.passes.compiled_library import Passes, load_passes
 
 needs_compiler = pytest.mark.needs("cc")
 
@@ -34,7 +34,7 @@ def passes(tmp_path_factory: pytest.TempPathFactory) -> Passes:
 
 @pytest.fixture
 def numpy_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "PASSES", None)
+    monkeypatch.setattr(compiled_library, "PASSES", None)
 
 
 def floats(seed: int, size: int) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_updates_have_numpys_bits(passes, monkeypatch, weight_decay):
     layout = GradientLayout((Block(0, "layers.0", 0, start, tuple(slots)),), num_layers=1)
     results = []
     for used in (passes, None):
-        monkeypatch.setattr(compiled, "PASSES", used)
+        monkeypatch.setattr(compiled_library, "PASSES", used)
         draw = np.random.default_rng(3)
         state = TrainState.create(draw.standard_normal(start).astype(np.float32))
         optimizer = AdamW(OptimizerConfig(weight_decay=weight_decay), layout)

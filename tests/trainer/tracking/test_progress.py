@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.trainer.clock import Clock
-from trainer.tracking.picture import format_duration
 from trainer.tracking.progress import (
     GuardedView,
     LiveView,
@@ -16,6 +15,7 @@ from trainer.tracking.progress import (
     open_view,
     show_lines,
 )
+from trainer.tracking.progress_picture import format_duration
 
 
 def status(step: int, **changes: Any) -> dict[str, Any]:

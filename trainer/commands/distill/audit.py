@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import place_options
+from trainer.commands.device_options import place_options
 from trainer.config.limits import MOST
 from trainer.config.teacher_engines import TEACHER_ENGINES
 from trainer.system.commandline.number import Number
@@ -55,7 +55,7 @@ def audit(
 
     Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
     """
-    from trainer.distill.answers.opened import open_logits
+    from trainer.distill.answers.shard_loader import open_logits
     from trainer.distill.teacher.audit import audit_limit, check_teacher, choose_engine
     from trainer.distill.teacher.audit import audit_windows as compare
     from trainer.distill.teacher.scoring import open_teacher

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainer.commands.device_options import columns_option, place_options
 from trainer.commands.distill.teacher import Share, dtype_option
-from trainer.commands.place import columns_option, place_options
 from trainer.config.limits import HOTTEST, MOST, MOST_ANSWERS, MOST_NEW_TOKENS
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH
@@ -132,7 +132,7 @@ def generate(
         raise InputError(f"--name {name}: a file is named after it, so it must not contain a slash")
     if kv_gpu is None and (kv_layers is not None or kv_even_if_slower):
         raise InputError("--kv-layers and --kv-even-if-slower need --kv-offload")
-    from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_answers
+    from trainer.distill.teacher.generation import AnswerRequest, AnswerRun, assign_answers
     from trainer.distill.teacher.progress import open_teacher_view
     from trainer.replica.sampling import Sampling
     from trainer.system.process.interruption import Interrupted, Interruption

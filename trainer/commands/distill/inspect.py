@@ -33,7 +33,7 @@ BAR = 40
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(folder: Path, sample: int, as_json: bool) -> None:
     """Show the format and amount of the logits in DIR, and which teachers are writing."""
-    from trainer.distill.answers.opened import open_logits
+    from trainer.distill.answers.shard_loader import open_logits
     from trainer.distill.logits.survey import survey_logits
 
     logits = open_logits(folder)

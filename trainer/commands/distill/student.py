@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.commands.place import place_options
+from trainer.commands.device_options import place_options
 from trainer.commands.run_options import collect_overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import apply_environment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.commands.place import corpus_options, lost_text_option, place_options
+from trainer.commands.device_options import corpus_options, lost_text_option, place_options
 from trainer.config.limits import HOTTEST, MOST, MOST_DRAWS, SHORTEST_WINDOW
 from trainer.config.teacher_engines import TEACHER_ENGINES
 from trainer.system.commandline.number import Number

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from trainer.commands.place import corpus_options
+from trainer.commands.device_options import corpus_options
 from trainer.system.commandline.options import PATH
 
 

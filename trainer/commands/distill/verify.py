@@ -22,7 +22,7 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
 
     Exit code 6 when a shard is damaged, or, with --complete, missing.
     """
-    from trainer.distill.answers.opened import open_shards
+    from trainer.distill.answers.shard_loader import open_shards
     from trainer.distill.logits.dataset import LogitsFolder
     from trainer.distill.logits.shard_folder import verify_shards
 

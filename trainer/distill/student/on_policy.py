@@ -23,7 +23,7 @@ from trainer.data.tokens import Encoded
 from trainer.distill.answers.answer import Answer
 from trainer.distill.answers.author import AnswerSlot, Author, Generate, Prompts
 from trainer.distill.answers.description import AnswersDescription, SamplingParams, prompts_digest
-from trainer.distill.answers.rounds import ON_POLICY, RoundsFolder, rounds_description
+from trainer.distill.answers.student_answers import ON_POLICY, RoundsFolder, rounds_description
 from trainer.distill.logits import targets
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.description import CorpusInfo, Description, TeacherInfo

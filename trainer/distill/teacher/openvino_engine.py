@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainer.config.teacher_engines import TEACHER_ENGINES, check_teacher_backend
-from trainer.distill.teacher.published import load_published
+from trainer.distill.teacher.published_model import load_published
 from trainer.distill.teacher.torch_engine import pad_windows, rows_at_once
 from trainer.model.families import text_config
 from trainer.model.safetensors_headers import (

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.distill.logits.description import ShardPlan
-from trainer.tracking.picture import format_duration
 from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choose_view, stamp_line
+from trainer.tracking.progress_picture import format_duration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from trainer.distill.answers.rounds import RoundsFolder, find_rounds, rounds_description
+from trainer.distill.answers.student_answers import RoundsFolder, find_rounds, rounds_description
 from trainer.distill.logits.description import ShardPlan, TeacherInfo
 from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
 from trainer.distill.logits.scores import Window

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from trainer.distill.logits.description import Description
 from trainer.distill.logits.scores import Scheme, Window
-from trainer.distill.teacher.compress_logits import Scorer, draw_uniforms
 from trainer.distill.teacher.engines import Engine, engine_kind
+from trainer.distill.teacher.logits_compression import Scorer, draw_uniforms
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.distill.tokenizer.vocabulary import Vocabulary

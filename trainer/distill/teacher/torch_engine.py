@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.distill.teacher.parts import ModelParts
+from trainer.distill.teacher.model_parts import ModelParts
 from trainer.model.architecture import parse_architecture
 from trainer.model.families import explain_transformers_only
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -178,7 +178,7 @@ def _load_parts(
     model_dir: Path, dtype: torch.dtype, device: torch.device, published: bool
 ) -> ModelParts:
     if published or not _is_computed_here(model_dir):
-        from trainer.distill.teacher.published import load_published
+        from trainer.distill.teacher.published_model import load_published
 
         return load_published(model_dir, dtype, device)
     model = load_frozen(model_dir, dtype, device)

@@ -26,7 +26,7 @@ from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import square_sum
 from trainer.system.errors import NonFiniteError, ProtocolError
-from trainer.system.passes import compiled
+from trainer.system.passes import compiled_library
 
 Float32 = NDArray[np.float32]
 
@@ -271,8 +271,8 @@ class GradientSum:
         weight += sum(part.weight for part in parts)
         codec = self._agreed.codec
         names = {codec.name, *(part.codec.name for part in parts)}
-        if compiled.PASSES and names == {"bf16"} and not added:
-            encoded, squares = compiled.PASSES.bf16_average(
+        if compiled_library.PASSES and names == {"bf16"} and not added:
+            encoded, squares = compiled_library.PASSES.bf16_average(
                 [part.bytes for part in parts], weight or 1
             )
         else:
@@ -370,8 +370,8 @@ class GradientSum:
         self, block: int, whole: BlockAssembly, decode: Callable[[], Float32], source: str
     ) -> float:
         """Return the sum of squares, inf where that overflows, of values that are all finite."""
-        if compiled.PASSES and find_codec(whole.codec.name).sums_encoded:
-            squares = compiled.PASSES.bf16_square_sum(whole.bytes)
+        if compiled_library.PASSES and find_codec(whole.codec.name).sums_encoded:
+            squares = compiled_library.PASSES.bf16_square_sum(whole.bytes)
             if math.isfinite(squares):  # no finite singles overflow a double
                 return squares
             raise self._non_finite_error(block, decode(), source)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainer.config.codec import find_codec
 from trainer.system.errors import InputError, ProtocolError
-from trainer.system.passes import compiled
+from trainer.system.passes import compiled_library
 
 Float32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -72,8 +72,8 @@ class Bf16:
 
     def encode(self, values: Float32) -> Bytes:
         """Return the rounded upper halves."""
-        if compiled.PASSES:
-            return compiled.PASSES.bf16_encode(values)
+        if compiled_library.PASSES:
+            return compiled_library.PASSES.bf16_encode(values)
         with np.errstate(over="ignore", invalid="ignore"):  # the check of the gradient reports it
             return values.astype(bfloat16).view(np.uint8)
 

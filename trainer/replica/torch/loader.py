@@ -54,7 +54,7 @@ def load_model(
     if explain_transformers_only(tree, config.data.max_seq_len):
         assert (layers, cut, resident) == (None, None, None), "only our decoder is divided"
         with speed_up_imports("transformers"):
-            from trainer.replica.torch.published import load_published
+            from trainer.replica.torch.published_model import load_published
         return load_published(model_dir, config, device)
     architecture = read_architecture(model_dir)
     dtype = base_dtype(config)

@@ -27,7 +27,7 @@ from trainer.planning.replica import (
     most_tokens,
     plan_memory,
 )
-from trainer.planning.residents import describe_residents
+from trainer.planning.resident_layers import describe_residents
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.continuation import Until
 from trainer.replica.microbatch import MicroBatchLimit, pack_rows, split_by_length

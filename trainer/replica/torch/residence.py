@@ -11,7 +11,7 @@ from trainer.model.families import explain_transformers_only
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import MemoryPlan, can_stream, fits_device
-from trainer.planning.residents import choose_resident
+from trainer.planning.resident_layers import choose_resident
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)

@@ -25,14 +25,14 @@ from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.recomputation import agree_on_recomputation
 from trainer.run.composition.record import Guards, open_record
-from trainer.run.distributed.board import Board
 from trainer.run.distributed.checkpoint import ShardedCheckpoints, training_parts
 from trainer.run.distributed.environment import Environment
-from trainer.run.distributed.gathered import GatheredCheckpoints
+from trainer.run.distributed.gathered_checkpoint import GatheredCheckpoints
 from trainer.run.distributed.loop import Checkpoints, DistributedRun
 from trainer.run.distributed.optimizer import ParallelAdamW
-from trainer.run.distributed.roll_call import RankReport, prepare_on_first_rank
-from trainer.run.distributed.sharded import ShardedSaves
+from trainer.run.distributed.rank_notes import Board
+from trainer.run.distributed.rank_reports import RankReport, prepare_on_first_rank
+from trainer.run.distributed.sharded_checkpoint import ShardedSaves
 from trainer.run.distributed.weight_audit import WeightAudit
 from trainer.run.inputs import RunInputs
 from trainer.system.process.stop_signals import StopRequest

@@ -12,7 +12,7 @@ from trainer.checkpoint.resume import checkpoint_path, open_store
 from trainer.checkpoint.store import CheckpointStore
 from trainer.config.run import RunConfig
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.planning.budget.watch import BudgetWatch
+from trainer.planning.budget.budget_watch import BudgetWatch
 from trainer.run.inputs import RunInputs
 from trainer.system.errors import StorageError
 from trainer.system.storage import lease

@@ -21,8 +21,8 @@ from trainer.distill.logits.targets import has_bare_rest
 from trainer.exchange.transport import tls
 from trainer.model.output_folder import check_output
 from trainer.model.shards import check_shards
+from trainer.planning.budget.budget_watch import BudgetWatch
 from trainer.planning.budget.ledger import SPEND_FILE
-from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build
 from trainer.run.composition.record import Guards, refuse_lost_checkpoints
 from trainer.run.distributed.environment import silence_torch
@@ -200,7 +200,7 @@ def run_distributed(
         silence_torch()
         with speed_up_imports("torch"):
             from trainer.run.composition.distributed import make_distributed
-            from trainer.run.distributed.meeting import Rendezvous
+            from trainer.run.distributed.rendezvous import Rendezvous
             from trainer.run.distributed.run import run_rank
         with Rendezvous(environment, config.exchange.join_deadline) as meeting:
             inputs = read_inputs(config, run_id, None if guards is None else log.info)

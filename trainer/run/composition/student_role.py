@@ -20,7 +20,7 @@ from trainer.evaluate.claims import Claims, ClaimState
 from trainer.evaluate.results import EVALUATIONS
 from trainer.evaluate.watcher import WatchedRun
 from trainer.model.output_folder import check_output
-from trainer.planning.budget.watch import BudgetWatch
+from trainer.planning.budget.budget_watch import BudgetWatch
 from trainer.run.composition import run as build
 from trainer.run.composition.record import refuse_lost_checkpoints
 from trainer.run.composition.roles import Placement, guard_run, open_replica

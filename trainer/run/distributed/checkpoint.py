@@ -4,7 +4,7 @@ torch.distributed.checkpoint copies the tensors, writes them in another thread, 
 into any other cut of the same tensors: checkpoints move between strategies and numbers of ranks.
 Its own file of metadata and its exchange between ranks are pickles, so neither is used. The files
 are safetensors, which say of each tensor where it lies in the whole one; which rank writes what,
-and that all is written, the ranks exchange as JSON (`trainer.run.distributed.board`).
+and that all is written, the ranks exchange as JSON (`trainer.run.distributed.rank_notes`).
 
 `step-000120/` appears whole or not at all (`trainer.system.storage.atomic_folder`): rank 0 makes it
 under a temporary name, collects sizes and hashes, and renames it.
@@ -39,13 +39,13 @@ from trainer.checkpoint.reader import (
 )
 from trainer.checkpoint.retention import describe_older, prune_checkpoints
 from trainer.replica.torch.adamw import FusedAdamW
-from trainer.run.distributed.board import Board
 from trainer.run.distributed.rank_file import (
     choose_writers,
     locate_part,
     rank_file_name,
     start_writing,
 )
+from trainer.run.distributed.rank_notes import Board
 from trainer.system.errors import InputError, StorageError, first_line
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FileRecord, FolderWriter

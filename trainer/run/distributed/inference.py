@@ -152,7 +152,7 @@ class Ranks:
                 open_process_group,
                 open_store,
             )
-            from trainer.run.distributed.roll_call import RankReport, gather_rank_reports
+            from trainer.run.distributed.rank_reports import RankReport, gather_rank_reports
         if self._compute.threads is not None:
             torch.set_num_threads(self._compute.threads)
         device = choose_rank_device(environment, self._compute.backend, "")

@@ -16,7 +16,7 @@ from trainer.config.optimizer import OptimizerConfig
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import Snapshot, Vector
 from trainer.replica.torch.adamw import FusedAdamW
-from trainer.replica.torch.parallel import flat
+from trainer.replica.torch.parallel import flat_vector
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.system.errors import NonFiniteError
 
@@ -63,7 +63,7 @@ class ParallelAdamW:
             NonFiniteError: the gradient has NaN or Inf; nothing was changed.
         """
         gradients = {
-            name: flat.local_part(parameter.grad)
+            name: flat_vector.local_part(parameter.grad)
             for name, parameter in self._parameters.items()
             if parameter.grad is not None
         }
@@ -101,7 +101,7 @@ class ParallelAdamW:
         """Resume from the weights and moments that rank 0 reads; the others give None."""
         for vector, parts in self.local_vectors().items():
             read = partial(stored.read_slice, vector) if stored else None
-            flat.broadcast_tensors(self._layout, read, parts)
+            flat_vector.broadcast_tensors(self._layout, read, parts)
         self.torch.resume_at(step)
 
     def _global_norm(self, gradients: Mapping[str, Tensor]) -> float:

@@ -18,8 +18,8 @@ from trainer.config.exchange import RING_NOTE
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.loop import OF_ALL, DistributedRun
 from trainer.run.distributed.process_group import choose_rank_device, open_process_group
-from trainer.run.distributed.roll_call import RankReport, gather_rank_reports
-from trainer.run.distributed.watch import RankWatch
+from trainer.run.distributed.rank_reports import RankReport, gather_rank_reports
+from trainer.run.distributed.rank_watchdog import RankWatch
 from trainer.system.backends import RequestedBackend
 from trainer.system.process.stop_signals import StopRequest
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from blake3 import blake3
 from torch import Tensor
 
-from trainer.replica.torch.parallel import flat
+from trainer.replica.torch.parallel import flat_vector
 from trainer.run.distributed.rank_file import locate_part
 from trainer.system.errors import RefusedError
 
@@ -66,7 +66,7 @@ class WeightAudit:
     def _local_digest(self) -> bytes:
         hasher = blake3()
         for name in sorted(self._parameters):
-            part = flat.local_part(self._parameters[name]).detach().cpu().contiguous()
+            part = flat_vector.local_part(self._parameters[name]).detach().cpu().contiguous()
             hasher.update(part.view(-1).view(torch.uint8).numpy().data)
         return hasher.digest()
 

@@ -27,7 +27,7 @@ from launcher.agent.checks.memory import check_memory
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from tests.launcher.hollow_model import make_model
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig, load_config

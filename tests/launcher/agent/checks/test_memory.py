@@ -17,7 +17,7 @@ from launcher.agent.checks.memory import check_layers
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from tests.launcher.hollow_model import make_model
 from trainer.config.run import load_config
 from trainer.planning import workers

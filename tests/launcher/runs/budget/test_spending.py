@@ -22,8 +22,8 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import PlanContext
-from launcher.runs.budget.authorise import authorise_start
+from launcher.plan.plan_context import PlanContext
+from launcher.runs.budget.authorisation import authorise_start
 from launcher.runs.budget.spending import SpendTotal, idle_hosts, read_spend, sum_spend
 from launcher.runs.estimate import estimate_cost
 from tests import ROOT

@@ -7,7 +7,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from launcher.runs.preflight.link import judge_crossing
 from trainer.config.run import load_config
 

@@ -15,7 +15,7 @@ import pytest
 from launcher.errors import PartialError, PreflightError
 from launcher.hosts.local import LocalConnection
 from launcher.plan.plan import ProcessPlan, unit_of
-from launcher.plan.setting import SCRIPT_FILE
+from launcher.plan.plan_context import SCRIPT_FILE
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.runs.processes.systemd import SystemdSupervisor, open_supervisor
 from launcher.session.process_supervisor import is_final

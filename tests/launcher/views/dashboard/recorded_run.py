@@ -13,7 +13,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import PlanContext
+from launcher.plan.plan_context import PlanContext
 from launcher.runs.records.registry import Registry
 from trainer.config import distill_job
 from trainer.config.run import load_config

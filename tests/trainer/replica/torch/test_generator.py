@@ -40,7 +40,7 @@ def test_tokens_are_those_of_transformers(
     import transformers
 
     from trainer.replica.torch.model import flatten_parameters
-    from trainer.replica.torch.published import load_published
+    from trainer.replica.torch.published_model import load_published
 
     folder = write_drawn_model(tmp_path / "model", family, **model)
     config = run_config(str(folder), settings)

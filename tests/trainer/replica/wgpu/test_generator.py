@@ -16,7 +16,7 @@ from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.model import flatten_parameters
-from trainer.replica.torch.published import load_published
+from trainer.replica.torch.published_model import load_published
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.loaded import load_model

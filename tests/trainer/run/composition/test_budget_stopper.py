@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.waiting import wait_for
 from trainer.config.budget import load_budget
+from trainer.planning.budget.budget_watch import BudgetWatch
 from trainer.planning.budget.ledger import SpendLedger
-from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition.student_role import BudgetStopper
 from trainer.system.process.stop_signals import StopRequest
 

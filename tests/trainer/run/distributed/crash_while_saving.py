@@ -24,8 +24,8 @@ from torch._C._distributed_c10d import HashStore
 from tests.trainer.crash_at_every_step import CountingDisk
 from trainer.checkpoint.reader import RunProgress
 from trainer.run.distributed import rank_file
-from trainer.run.distributed.board import Board
 from trainer.run.distributed.checkpoint import ShardedCheckpoints
+from trainer.run.distributed.rank_notes import Board
 
 WORLD = 2
 NAMES = ("a", "b", "c")

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from tests.ports import free_port
 from tests.trainer.run.distributed.faults import CASES, HOLDER, HOLDER_REFUSED, STOPPED
-from trainer.run.distributed.watch import RankWatch
+from trainer.run.distributed.rank_watchdog import RankWatch
 from trainer.system.errors import RefusedError, TrainerError
 
 WORLD = 3

@@ -12,8 +12,8 @@ from trainer.checkpoint.reader import RunProgress
 from trainer.config.optimizer import OptimizerConfig
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.replica.torch.parallel.replica import ParallelReplica
-from trainer.run.distributed.board import Board
 from trainer.run.distributed.checkpoint import ShardedCheckpoints, training_parts
+from trainer.run.distributed.rank_notes import Board
 from trainer.system.storage.atomic_folder import Disk
 
 BATCH, VOCABULARY = 6, 300

@@ -34,7 +34,7 @@ def norms(folder: str, settings: dict[str, Any], spoiled: int | None) -> list[An
     Args:
         spoiled: a rank whose first gradient has a NaN; then return the error.
     """
-    from trainer.replica.torch.parallel import flat
+    from trainer.replica.torch.parallel import flat_vector
     from trainer.run.distributed.optimizer import ParallelAdamW
 
     replica, config = parallel_replica(folder, {"method": "full", **settings})
@@ -47,7 +47,7 @@ def norms(folder: str, settings: dict[str, Any], spoiled: int | None) -> list[An
     if spoiled == dist.get_rank():
         gradient = next(iter(replica.parameters.values())).grad
         assert gradient is not None
-        flat.local_part(gradient).view(-1)[0] = torch.nan
+        flat_vector.local_part(gradient).view(-1)[0] = torch.nan
     whole = replica.gather_gradient()
     try:
         found = optimizer.apply(3, 1e-3)

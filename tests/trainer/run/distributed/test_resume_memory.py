@@ -26,7 +26,7 @@ PIECE = 10_000
 def resumed(folder: str, output: str, settings: dict[str, Any]) -> list[Any]:
     """Return the largest array that a rank makes to resume, a vector's bytes, what is wrong."""
     from trainer.checkpoint.store import CheckpointStore, RunProgress
-    from trainer.replica.torch.parallel import flat
+    from trainer.replica.torch.parallel import flat_vector
     from trainer.run.distributed.optimizer import ParallelAdamW
 
     replica, config = parallel_replica(folder, {"method": "full", **settings})
@@ -51,7 +51,7 @@ def resumed(folder: str, output: str, settings: dict[str, Any]) -> list[Any]:
 
     # Counted, and not traced: gloo's threads free arrays, and tracemalloc of Python 3.11 cannot be
     # stopped beside them.
-    with patch.object(flat, "PIECE", PIECE), patch.object(torch, "empty", counted):
+    with patch.object(flat_vector, "PIECE", PIECE), patch.object(torch, "empty", counted):
         optimizer.restore(found and found.stored, 2)
     snapshot, wrong = optimizer.snapshot(2, replica), list[str]()
     for vector in ("weights", "first_moment", "second_moment") if snapshot else ():

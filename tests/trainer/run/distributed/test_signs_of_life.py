@@ -19,7 +19,7 @@ def watch_for_a_moment(folder: str) -> list[str]:
 
     from torch._C._distributed_c10d import HashStore
 
-    from trainer.run.distributed.watch import RankWatch
+    from trainer.run.distributed.rank_watchdog import RankWatch
 
     asked, answer = threading.Event(), threading.Event()
 

@@ -13,7 +13,7 @@ from tests.conftest import MakeConfig, TinyModel
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.optimizer.adamw import TrainState
-from trainer.run.distributed.gathered import StreamedState
+from trainer.run.distributed.gathered_checkpoint import StreamedState
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import Disk
 

@@ -17,7 +17,7 @@ from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.replica import TorchReplica
 from trainer.run.composition import roles
 from trainer.run.distributed.environment import Environment
-from trainer.run.distributed.roll_call import RankReport
+from trainer.run.distributed.rank_reports import RankReport
 from trainer.run.inputs import read_inputs
 from trainer.system.process.stop_signals import StopRequest
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the launcher-only install has none")
 BESIDE_A_STORE = """
 import atexit, ctypes, os, signal, sys, time, types
 from torch._C._distributed_c10d import TCPStore
-from trainer.run.distributed.watch import _ask_in_time
+from trainer.run.distributed.rank_watchdog import _ask_in_time
 from trainer.system.process.native_thread import exit_process
 
 ports, port = os.pipe()

@@ -20,8 +20,8 @@ from trainer.replica.torch.generator import TorchGenerator
 from trainer.replica.torch.linear import local_weight
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import trainable_parameters
-from trainer.replica.torch.parallel import flat
-from trainer.replica.torch.parallel.tensor import TensorParallel
+from trainer.replica.torch.parallel import flat_vector
+from trainer.replica.torch.parallel.tensor_parallel import TensorParallel
 from trainer.system.errors import InputError
 
 
@@ -55,7 +55,9 @@ def load_parallel_generator(
     tensor.cut_ends(model)
     if weights is not None:
         parameters = dict(trainable_parameters(model))
-        flat.scatter_tensors(layout, lambda slot: weights[slot.start : slot.stop], parameters)
+        flat_vector.scatter_tensors(
+            layout, lambda slot: weights[slot.start : slot.stop], parameters
+        )
 
     def head(hidden: Tensor) -> Tensor:
         logits = F.linear(hidden, local_weight(model.lm_head.weight)).float()

@@ -24,7 +24,7 @@ from trainer.replica.torch import kd_loss
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import layers_of, recompute_activations
 from trainer.replica.torch.parallel.losses import Losses
-from trainer.replica.torch.parallel.tensor import TensorParallel
+from trainer.replica.torch.parallel.tensor_parallel import TensorParallel
 
 
 class Parallelized(NamedTuple):

@@ -30,10 +30,10 @@ from trainer.replica.microbatch import MicroBatchLimit, pack_rows, split_by_leng
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
 from trainer.replica.torch.model import parameters_by_slot
-from trainer.replica.torch.parallel import flat
+from trainer.replica.torch.parallel import flat_vector
 from trainer.replica.torch.parallel.collectives import all_gather
 from trainer.replica.torch.parallel.parallelize import parallelize
-from trainer.replica.torch.parallel.tensor import sum_gradients
+from trainer.replica.torch.parallel.tensor_parallel import sum_gradients
 from trainer.replica.torch.precision import SCALE_OF_MEAN, LossScale
 from trainer.system.errors import InputError
 
@@ -110,7 +110,7 @@ class ParallelReplica:
             self.write_trainable(weights)
             return
         headers, seed = read_headers(model_dir), config.training.seed
-        flat.scatter_tensors(layout, partial(initial_tensor, headers, seed), self.parameters)
+        flat_vector.scatter_tensors(layout, partial(initial_tensor, headers, seed), self.parameters)
 
     def local_samples(self, samples: int) -> range:
         """Return which of a step's samples this rank's copy of the model takes: a near-equal part.
@@ -135,7 +135,9 @@ class ParallelReplica:
     def copies_of(self) -> dict[str, int]:
         """The number of ranks that hold the same part, by tensor."""
         ranks = self._mesh["data"].size() * self._mesh["tensor"].size()
-        found = {name: ranks // flat.part_count(part) for name, part in self.parameters.items()}
+        found = {
+            name: ranks // flat_vector.part_count(part) for name, part in self.parameters.items()
+        }
         if self._pipeline is not None:
             found |= dict.fromkeys(self._pipeline.copied, 2 * ranks)
         return found
@@ -158,7 +160,7 @@ class ParallelReplica:
             else:
                 loss_sum = self._pipeline.train_groups(micros, factor)
             gradients = (part.grad for part in self.parameters.values())
-            mine = [flat.local_part(part) for part in gradients if part is not None]
+            mine = [flat_vector.local_part(part) for part in gradients if part is not None]
             if self._scale.unscale_gradients(mine, loss_sum):
                 break
         tokens = loss_sum.new_full((), sum(len(sample.input_ids) for sample in batch))
@@ -188,11 +190,11 @@ class ParallelReplica:
 
     def gather_parameters(self, parts: Mapping[str, Tensor | None]) -> np.ndarray | None:
         """Return the parameters, or tensors with their names and shapes, in the same way."""
-        return flat.gather_vector(self.layout, parts, self._owners)
+        return flat_vector.gather_vector(self.layout, parts, self._owners)
 
     def iterate_parameters(self, parts: Mapping[str, Tensor | None]) -> Iterator[np.ndarray | None]:
         """Yield them one at a time, as rank 0 has memory for."""
-        return flat.iterate_gathered(self.layout, parts, self._owners)
+        return flat_vector.iterate_gathered(self.layout, parts, self._owners)
 
     @property
     def _owners(self) -> Mapping[str, int] | None:
@@ -201,7 +203,7 @@ class ParallelReplica:
     def write_trainable(self, weights: np.ndarray) -> None:
         """Copy fp32 `[layout.size]`, the same on every rank, into the trainable weights."""
         assert weights.shape == (self.layout.size,), f"{weights.shape}: not {self.layout.size}"
-        flat.scatter_tensors(
+        flat_vector.scatter_tensors(
             self.layout, lambda slot: weights[slot.start : slot.stop], self.parameters
         )
 
@@ -219,7 +221,7 @@ class ParallelReplica:
                 (loss * (self.copies * scale)).backward()
             loss_sum += loss.detach()
         gradients = [part.grad for part in self._summed if part.grad is not None]
-        sum_gradients(list(map(flat.local_part, gradients)), self._mesh.get_group("tensor"))
+        sum_gradients(list(map(flat_vector.local_part, gradients)), self._mesh.get_group("tensor"))
         return loss_sum
 
     def _clear_gradients(self) -> None:

@@ -11,7 +11,7 @@ from trainer.model.layout import GradientLayout, build_layout
 from trainer.run.distributed.group.link import GroupLink, GroupMessage, unpack_samples
 from trainer.run.distributed.group.processes import HEARTBEAT_INTERVAL
 from trainer.run.distributed.group.setup import GroupSetup, compute_identity
-from trainer.run.distributed.watch import is_peer_failure
+from trainer.run.distributed.rank_watchdog import is_peer_failure
 from trainer.system.errors import DoesNotFitError, TrainerError, first_line, is_out_of_memory
 from trainer.system.process.heartbeat import start_heartbeat
 

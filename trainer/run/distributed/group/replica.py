@@ -25,7 +25,7 @@ from trainer.run.distributed.group.member import as_user_error
 from trainer.run.distributed.group.part import broadcast_weights, open_part
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import GroupSetup, compute_identity
-from trainer.run.distributed.watch import is_peer_failure
+from trainer.run.distributed.rank_watchdog import is_peer_failure
 from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
 if TYPE_CHECKING:

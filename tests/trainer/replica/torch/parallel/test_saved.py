@@ -43,7 +43,7 @@ def trained(folder: str, settings: dict[str, Any], output: str) -> dict[str, Any
     """Train two steps, save on rank 0, and return the loss and the memory of the weights."""
     import torch
 
-    from trainer.replica.torch.parallel import flat
+    from trainer.replica.torch.parallel import flat_vector
 
     replica, config = parallel_replica(folder, settings)
     batch = samples(config, 6, 300)
@@ -53,7 +53,9 @@ def trained(folder: str, settings: dict[str, Any], output: str) -> dict[str, Any
         with torch.no_grad():
             for parameter in replica.parameters.values():
                 assert parameter.grad is not None
-                flat.local_part(parameter).sub_(0.05 * flat.local_part(parameter.grad))
+                flat_vector.local_part(parameter).sub_(
+                    0.05 * flat_vector.local_part(parameter.grad)
+                )
     result = replica.evaluate(mine)
     weights = replica.gather_parameters(replica.parameters)
     if weights is not None:
@@ -65,7 +67,7 @@ def trained(folder: str, settings: dict[str, Any], output: str) -> dict[str, Any
     kept = {
         storage.data_ptr(): storage.nbytes()
         for storage in (
-            flat.local_part(part).untyped_storage() for part in replica.parameters.values()
+            flat_vector.local_part(part).untyped_storage() for part in replica.parameters.values()
         )
     }
     return {"loss": result.loss_sum / result.weight, "bytes": sum(kept.values())}

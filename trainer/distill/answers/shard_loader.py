@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.distill.answers.description import AnswersDescription
 from trainer.distill.answers.folder import AnswersFolder
-from trainer.distill.answers.rounds import ANSWERS, RoundAnswers, RoundsFolder
+from trainer.distill.answers.student_answers import ANSWERS, RoundAnswers, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.shard_folder import DATASET, ShardFolder
 from trainer.system.regular_file import read_file

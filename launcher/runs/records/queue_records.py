@@ -24,10 +24,10 @@ from pydantic import Field
 from launcher.agent.operations import read_clock
 from launcher.errors import ConfigError, PreflightError
 from launcher.plan.configuration import JobRequest
-from launcher.runs.records.kept_configs import StartArguments
 from launcher.runs.records.plan_file import MOST
 from launcher.runs.records.registry import operator_name
 from launcher.runs.records.run import StateFolder
+from launcher.runs.records.stored_configs import StartArguments
 from trainer.system.commandline.run_id import RUN_ID
 from trainer.system.timestamp import format_timestamp
 from trainer.system.untrusted_data import UnixTime, validate_json

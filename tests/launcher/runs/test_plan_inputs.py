@@ -5,7 +5,7 @@ import pytest
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.runs.planned import cluster_of
+from launcher.runs.plan_inputs import cluster_of
 from trainer.planning.devices import LinkRates
 
 CARD = Device("cuda", "GPU-1", "NVIDIA GeForce RTX 4090", 24 << 30)

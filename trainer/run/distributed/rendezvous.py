@@ -19,9 +19,9 @@ from typing import Annotated, Self
 from pydantic import Field
 from torch._C._distributed_c10d import Store
 
-from trainer.run.distributed.board import read_note
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.process_group import open_store
+from trainer.run.distributed.rank_notes import read_note
 from trainer.system.errors import UnreachableError
 from trainer.system.process.native_thread import NativeThread, exit_from_any_thread
 from trainer.system.storage.progress import latest_progress

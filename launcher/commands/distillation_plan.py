@@ -86,20 +86,20 @@ def print_distillation_plan(
         PreflightError: no engine fits, or the student does not.
     """
     from launcher.errors import PreflightError
-    from launcher.runs import teaching
-    from launcher.runs.planned import named_student
+    from launcher.runs import distillation_plan
+    from launcher.runs.plan_inputs import named_student
+    from launcher.views import distillation_plan as view
     from launcher.views import render
-    from launcher.views import teaching as view
     from trainer.planning.cluster_text import parse_cluster
     from trainer.planning.teachers import WINDOW
 
     seats = (
-        teaching.survey_devices(inventory)
+        distillation_plan.survey_devices(inventory)
         if text is None
-        else teaching.read_described_devices(parse_cluster(text))
+        else distillation_plan.read_described_devices(parse_cluster(text))
     )
-    given, measured = teaching.read_rates(rates, seats.found)
-    request = teaching.DistillationRequest(
+    given, measured = distillation_plan.read_rates(rates, seats.found)
+    request = distillation_plan.DistillationRequest(
         shape=shape,
         student=None if student is None else named_student(student),
         tokens=tokens,
@@ -109,7 +109,7 @@ def print_distillation_plan(
         given=given,
         measured=measured,
     )
-    planned = teaching.plan_teaching(request)
+    planned = distillation_plan.plan_teaching(request)
     if as_json:
         render.print_json(view.teaching_tree(request, planned))
     else:

@@ -14,9 +14,9 @@ from launcher.commands.options import config_order
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
-from launcher.plan.setting import PlanContext
-from launcher.runs.records.kept_configs import StartArguments, config_of, keep_config
+from launcher.plan.plan_context import PlanContext
 from launcher.runs.records.registry import Registry
+from launcher.runs.records.stored_configs import StartArguments, config_of, keep_config
 from tests.launcher.played_hosts import Disk
 from trainer.config.run import RunConfig, load_config
 

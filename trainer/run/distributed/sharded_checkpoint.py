@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.reader import RunProgress
 from trainer.run.distributed.checkpoint import ShardedCheckpoints
-from trainer.run.distributed.gathered import GatheredCheckpoints
+from trainer.run.distributed.gathered_checkpoint import GatheredCheckpoints
 from trainer.run.distributed.loop import OF_ALL
 from trainer.system.errors import StorageError
 

@@ -24,7 +24,7 @@ from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor, RunView
 from launcher.views import render, telemetry
 from launcher.views.follow import draws_pictures
-from launcher.views.live import EventFeed, live_view
+from launcher.views.live_view import EventFeed, live_view
 from launcher.views.processes import processes_table
 from launcher.views.render import format_progress
 from launcher.views.telemetry import StepRate, Telemetry, TelemetrySnapshot

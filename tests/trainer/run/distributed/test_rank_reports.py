@@ -10,7 +10,7 @@ from tests.trainer.small_model import write_data
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
 
-HERE = "tests.trainer.run.distributed.test_roll_call"
+HERE = "tests.trainer.run.distributed.test_rank_reports"
 OTHER = {
     "config": {"optimizer.learning_rate": 0.5},
     "section parallel": {"parallel.data": "fsdp"},
@@ -28,7 +28,7 @@ def refused(folder: str, data: str, other: str, output: str) -> dict[str, str]:
     from torch._C._distributed_c10d import PrefixStore
 
     from tests.trainer.run.distributed.training import run_config
-    from trainer.run.distributed.roll_call import RankReport, gather_rank_reports
+    from trainer.run.distributed.rank_reports import RankReport, gather_rank_reports
     from trainer.run.distributed.run import _common_facts
     from trainer.run.inputs import read_inputs
     from trainer.system.errors import RefusedError

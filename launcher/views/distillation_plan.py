@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from launcher.runs.teaching import DistillationPlan, DistillationRequest
+from launcher.runs.distillation_plan import DistillationPlan, DistillationRequest
 from launcher.views.tables import Column, make_table
 from trainer.planning.devices import DISK_RATE, count_text, format_gib, size_text
 from trainer.planning.logits_size import StoredScores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.planning.residents import choose_resident, describe_residents, list_residents
+from trainer.planning.resident_layers import choose_resident, describe_residents, list_residents
 
 
 @pytest.mark.parametrize("room", range(14))

@@ -16,8 +16,8 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import PlanContext
-from launcher.runs.preflight.own_settings import follow_data
+from launcher.plan.plan_context import PlanContext
+from launcher.runs.preflight.derived_settings import follow_data
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig
 

@@ -14,8 +14,8 @@ from tests.trainer.data.families import FAMILIES
 from tests.trainer.data.test_chat_template import write_model
 from tests.trainer.data.test_tokens import byte_tokenizer, write
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_within, fit_conversation
 from trainer.data.shapes import ChatMessage, Sample
+from trainer.data.truncation import encode_within, fit_conversation
 
 
 def said(*turns: tuple[str, str]) -> Sample:

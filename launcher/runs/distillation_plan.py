@@ -15,7 +15,7 @@ from launcher.hosts.survey import Survey
 from launcher.inventory.hosts import load_inventory
 from launcher.plan.distillation import CPU, student_device, student_host, teacher_hosts
 from launcher.plan.placement import share_cores
-from launcher.runs.planned import cluster_of
+from launcher.runs.plan_inputs import cluster_of
 from launcher.runs.up import survey_hosts
 from launcher.terminal import show_progress
 from trainer.planning.cost import Cost

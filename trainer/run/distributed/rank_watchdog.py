@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from trainer.run.distributed import flight_recorder
-from trainer.run.distributed.board import read_note
+from trainer.run.distributed.rank_notes import read_note
 from trainer.system.errors import (
     DoesNotFitError,
     InputError,

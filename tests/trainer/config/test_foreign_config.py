@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from launcher.cli import run
-from trainer.config.foreign import PROGRAMS, Program, convert_config, detect_program
+from trainer.config.foreign_config import PROGRAMS, Program, convert_config, detect_program
 from trainer.config.run import load_config
 from trainer.system.errors import InputError
 

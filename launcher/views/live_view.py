@@ -14,7 +14,7 @@ from launcher.runs.status import RunView
 from launcher.views.processes import processes_table
 from launcher.views.tables import COLOURS
 from launcher.views.telemetry import TelemetrySnapshot
-from trainer.tracking.picture import format_duration, format_figure, progress_picture
+from trainer.tracking.progress_picture import format_duration, format_figure, progress_picture
 
 _LATE = 5.0
 _KEPT = 5

@@ -10,8 +10,8 @@ import yaml
 from launcher.errors import ConfigError, PreflightError
 from launcher.inventory.hosts import Host
 from launcher.plan.configuration import JobRequest
-from launcher.runs.records.kept_configs import config_of
 from launcher.runs.records.registry import Registry, new_run_id
+from launcher.runs.records.stored_configs import config_of
 from launcher.runs.status import RunMonitor
 from trainer.config.run import RunConfig
 from trainer.model.files import local_model

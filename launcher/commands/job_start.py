@@ -35,7 +35,7 @@ def start_job(
     from launcher.views.follow import WATCH, follow_run
     from launcher.views.processes import processes_table
     from trainer.config.notify_command import read_notify_command
-    from trainer.planning.residents import list_residents
+    from trainer.planning.resident_layers import list_residents
 
     command = read_notify_command(notify)
     launch = cluster.plan_launch(order_of(**described), resume, only_to_plan=dry_run)

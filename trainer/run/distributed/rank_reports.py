@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from trainer.run.distributed.board import read_note
-from trainer.run.distributed.meeting import COUNT, end_reading_ranks
+from trainer.run.distributed.rank_notes import read_note
+from trainer.run.distributed.rendezvous import COUNT, end_reading_ranks
 from trainer.system.errors import (
     InputError,
     InUseError,

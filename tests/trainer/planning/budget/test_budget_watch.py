@@ -14,9 +14,9 @@ from tests.trainer.clock import Clock
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load_config
+from trainer.planning.budget.budget_watch import BudgetWatch
 from trainer.planning.budget.ledger import SpendLedger
 from trainer.planning.budget.power import PowerMeter
-from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
 from trainer.system.errors import InputError

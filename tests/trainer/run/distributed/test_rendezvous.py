@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-HERE = "tests.trainer.run.distributed.test_meeting"
+HERE = "tests.trainer.run.distributed.test_rendezvous"
 
 
 def meet_again() -> list[str]:

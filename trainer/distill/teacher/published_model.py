@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from trainer.distill.teacher.parts import ModelParts
+from trainer.distill.teacher.model_parts import ModelParts
 from trainer.system.errors import InputError, first_line
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.checks import share as share_checks
+from launcher.agent.checks import shared_folder as share_checks
 from launcher.hosts.local import LocalConnection
 
 SILENT = "needs root and /dev/fuse to mount a file system that hangs"
@@ -128,7 +128,7 @@ def test_a_server_that_is_gone_costs_the_deadline_and_no_more(tmp_path: Path) ->
 
 
 def test_the_child_needs_only_the_standard_library() -> None:
-    code = "import sys, launcher.agent.checks.share; print(*sorted(sys.modules))"
+    code = "import sys, launcher.agent.checks.shared_folder; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )

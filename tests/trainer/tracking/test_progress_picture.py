@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.tracking.picture import draw_chart, share_text
+from trainer.tracking.progress_picture import draw_chart, share_text
 
 
 @pytest.mark.parametrize(

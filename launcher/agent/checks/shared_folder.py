@@ -47,7 +47,7 @@ def check_share(path: str, deadline: float = DEADLINE) -> Finding:
     """
     _LEFT[:] = [child for child in _LEFT if child.poll() is None]
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "launcher.agent.checks.share", path],
+        [sys.executable, "-P", "-m", "launcher.agent.checks.shared_folder", path],
         pass_fds=_IN_MEMORY,
         env={**os.environ, **({"PYTHONPATH": sys.path[0]} if _IN_MEMORY else {})},
         stdin=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.model.tensor_names import LANGUAGE_KEYS, is_ignored, is_tied
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype, make_autocast
-from trainer.replica.torch.unlisted import check_class, find_class, report_unreached
+from trainer.replica.torch.unlisted_family import check_class, find_class, report_unreached
 from trainer.system.errors import InputError
 from trainer.system.key_table import UnknownKeys
 
