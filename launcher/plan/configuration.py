@@ -73,8 +73,10 @@ class JobRequest:
 
     @property
     def brings_inputs(self) -> bool:
-        """Whether a model or data are the user's: those of a preset may still have to be made."""
-        return self.is_file or not _INPUT_SETTINGS.isdisjoint(self.settings)
+        """Whether model, data or script are the user's: a preset's may still have to be made."""
+        return (
+            self.is_file or self.script is not None or not _INPUT_SETTINGS.isdisjoint(self.settings)
+        )
 
     @property
     def is_file(self) -> bool:

@@ -136,12 +136,12 @@ class Cluster:
             resume: the id of a run that continues: one of the registry brings its own job, for one
                 whose output folder was copied here the order has it.
             only_to_plan: for a dry run, which checks nothing but a model and data of the user's,
-                on the hosts that it asks.
+                or a script's imports, on the hosts that it asks.
             run_id: the id of a new run; None makes one.
 
         Raises:
             LauncherError: the job cannot be used, or does not fit the hosts or the earlier start.
-            PreflightError: a dry run's model or data would be refused by the start.
+            PreflightError: a dry run's model, data or script would be refused by the start.
         """
         is_copied = resume is not None and order.source is not None
         if is_copied:
@@ -157,7 +157,8 @@ class Cluster:
             workers = self.start.expect_workers or len(before.workers) or None
             self.start = replace(self.start, expect_workers=workers)
         with show_progress("asking the hosts what they have"):
-            found = survey_hosts(self.hosts, only_to_plan=only_to_plan and own is None)
+            unasked = only_to_plan and own is None and order.script is None
+            found = survey_hosts(self.hosts, only_to_plan=unasked)
         self.watch.end_lap("connect and survey")
         plan = make_plan(found, job, self.start.expect_workers, resume or run_id, order.script)
         lines: list[str] = []
@@ -190,7 +191,8 @@ class Cluster:
         for line in lines:
             self._report(line)
         if only_to_plan and order.brings_inputs:
-            refuse_failures(inspect_hosts(found, plan, job, only=INPUT_CHECKS), self._report)
+            only = ("trainer",) if order.script else INPUT_CHECKS
+            refuse_failures(inspect_hosts(found, plan, job, only, order.script), self._report)
         return Launch(plan, job, found, order.script)
 
     def start_run(self, launch: Launch, timeout: float | None, notify: Sequence[str] = ()) -> Run:

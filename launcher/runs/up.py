@@ -145,7 +145,7 @@ def bring_up(
         try:
             with registry.lock(f"run {plan.run_id}"):
                 _refuse_if_busy(registry, report)
-                checks = inspect_hosts(launch.found, plan, job)
+                checks = inspect_hosts(launch.found, plan, job, script=launch.script)
                 refuse_failures(checks, report)
                 watch.end_lap("preflight")
                 begun = True

@@ -45,12 +45,15 @@ _NO_CUDA = (
 
 
 @check("trainer")
-def check_trainer(program: str, own: bool, trains: bool = True) -> Finding:
+def check_trainer(
+    program: str, own: bool, trains: bool = True, imports: Sequence[str] = ()
+) -> Finding:
     """Whether the trainer can be started.
 
     Args:
         own: it is this installation's.
         trains: it is to be a worker, not a coordinator alone.
+        imports: packages of the run's script.
     """
     if shutil.which(program) is None:
         return Finding("fail", f"{program} is not an executable file", "install the trainer there")
@@ -61,6 +64,9 @@ def check_trainer(program: str, own: bool, trains: bool = True) -> Finding:
         return Finding(
             "fail", f"not installed: {', '.join(missing)}", f"pip install 'motley[{extra}]'"
         )
+    if own and (missing := [name for name in imports if importlib.util.find_spec(name) is None]):
+        detail = f"the script imports {', '.join(missing)}, which is not installed"
+        return Finding("fail", detail, f"install it for {sys.executable}")
     version = ".".join(str(part) for part in sys.version_info[:3])
     return Finding("ok", f"Python {version}, {program}" if own else program)
 

@@ -24,6 +24,7 @@ from launcher.runs.preflight.link import LinkTrial
 from launcher.runs.preflight.versions import compare_versions
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+from trainer.config.script import Script
 
 P = ParamSpec("P")
 Kind = Literal["host", "plan", "training", "distillation"]
@@ -52,8 +53,10 @@ class CheckContext:
         names: Sequence[str],
         plan: LaunchPlan | None = None,
         job: RunConfig | DistillJob | None = None,
+        script: Script | None = None,
     ) -> None:
         self.found = found
+        self.script = script
         self.names = names
         self.contents: dict[tuple[str, str, str], HostDigests] = {}
         """What hosts have of inputs, by host, question and path."""

@@ -42,6 +42,7 @@ from launcher.runs.preflight.check import (
 from launcher.runs.preflight.versions import UPDATE
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+from trainer.config.script import Script
 
 DRIFT = 2.0
 """Seconds that a clock may be off without a warning: beyond, logs of hosts do not line up."""
@@ -57,6 +58,7 @@ def inspect_hosts(
     plan: LaunchPlan | None,
     job: RunConfig | DistillJob | None,
     only: Collection[str] | None = None,
+    script: Script | None = None,
 ) -> list[Result]:
     """Run every check of the hosts of a plan; without a plan, only those of the hosts.
 
@@ -64,6 +66,7 @@ def inspect_hosts(
 
     Args:
         only: the names of the checks to run; None: all.
+        script: of the run.
     """
     failed = [
         Result(_failed_check_kind(error), name, "fail", str(error), "; ".join(error.details))
@@ -73,7 +76,7 @@ def inspect_hosts(
     if plan is not None:
         taking_part = {host.name for host in plan.hosts}
         names = [name for name in names if name in taking_part]
-    context = CheckContext(found, names, plan, job)
+    context = CheckContext(found, names, plan, job, script)
     wanted = [
         each
         for check in CHECKS
@@ -166,7 +169,8 @@ def _trainer_program(cluster: CheckContext, name: str) -> tuple[str, bool]:
 
 def _probe_trainer(cluster: CheckContext, name: str) -> Iterator[Question]:
     trains = any(process.device for process in cluster.list_processes(name))
-    yield host_question(check_trainer, *_trainer_program(cluster, name), trains)
+    imports = cluster.script.imports if cluster.script else []
+    yield host_question(check_trainer, *_trainer_program(cluster, name), trains, imports)
 
 
 def _probe_devices(cluster: CheckContext, name: str) -> Iterator[Question]:
@@ -286,7 +290,7 @@ CHECKS = (
     Check(
         "trainer",
         "hosts",
-        "the trainer's command or a module is missing",
+        "the trainer's command or a module is missing, or a package that the script imports",
         "run the recipe, or `pip install 'motley[trainer]'`",
         {"plan": _probe_trainer},
     ),

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.cli import run
 from tests.ports import free_port
+from tests.trainer.script_run import write_script
 
 if TYPE_CHECKING:
     from tests.conftest import TinyModel
@@ -50,3 +51,17 @@ def test_data_that_does_not_fit_is_refused_as_by_the_start(
         said.append(capsys.readouterr().err)
     assert "own.jsonl" in said[0]
     assert said[1] == said[0]
+
+
+def test_a_script_that_a_host_cannot_import_is_refused_as_by_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "state"))
+    changed = ("import torch\n", "import torch\nfrom no_such_package.part import x\n")
+    script = write_script(tmp_path / "train.py", changed)
+    command = ["cluster", "up", "--script", str(script), "-e", f"motley_port={free_port()}"]
+    for more in ((), ("--dry-run",)):
+        assert run([*command, *more]) == 4
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert "localhost: trainer: the script imports no_such_package, which is not" in line

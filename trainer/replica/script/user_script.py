@@ -69,14 +69,7 @@ class UserScript:
         sys.modules[MODULE] = self.functions
         with self.report_faults("the script"):
             # Its operator's own command named it, by its digest; no config and no host can.
-            code = compile(script.content, str(script.path), "exec")
-            self._run_seeded(exec, code, vars(self.functions))
-            for name in ("model", "dataset", "loss"):
-                if not callable(getattr(self.functions, name, None)):
-                    raise ScriptFaultError(
-                        f"has no function {name}; a script has model(), dataset(split) and"
-                        " loss(model, samples)"
-                    )
+            self._run_seeded(exec, script.code, vars(self.functions))
             self.has_local_buffers: bool = hasattr(self.functions, "buffers")
             """Whether each worker has buffers of its own."""
             if self.has_local_buffers and self.functions.buffers != "local":
@@ -119,8 +112,6 @@ class UserScript:
             path = str(self._script.path)
             frames = traceback.extract_tb(error.__traceback__)
             lines = [frame.lineno for frame in frames if frame.filename == path]
-            if isinstance(error, SyntaxError) and error.filename == path:
-                lines.append(error.lineno)
             where = f"{path}:{lines[-1]}: {function}" if lines else f"{path}: {function}"
             if isinstance(error, _TimeLimitError):
                 raise UnreachableError(f"{where}{_TOO_LONG.format(self._limit)}") from None

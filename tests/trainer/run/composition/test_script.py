@@ -137,8 +137,6 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
         ("return F.mse", "raise KeyError('x')\n    return F.mse", "train.py:17: loss: KeyError"),
         ("[:, 0], y", "[:, 5], y", "train.py:17: loss: IndexError"),
         ("), len(samples)", ").item(), 2", "loss: must return a tensor without dimensions"),
-        ("import torch", "import torch oops", "train.py:2: the script: SyntaxError"),
-        ("def loss", "def lost", "has no function loss"),
         ("nn.Tanh(), nn.Linear(8", "nn.Dropout(0.1), nn.Linear(8", "module 1 (Dropout) draws"),
         ("torch.stack(part)", "torch.rand(1) + torch.stack(part)", "loss or dataset draws"),
         ("nn.Tanh(), nn.Linear(8", "nn.BatchNorm1d(8), nn.Linear(8", "the buffer 1.running_mean"),
@@ -293,14 +291,6 @@ def test_local_buffers_are_each_workers_own(tmp_path: Path) -> None:
     config = script_config(tmp_path / "out")
     assert run_script(path, config) == 0
     assert np.abs(losses(tmp_path / "out") / plain_losses(path, config)[0] - 1).max() < 1e-6
-
-
-def test_another_script_than_the_start_named_is_refused(script: Path) -> None:
-    digest = read_script(script).digest
-    assert read_script(script, digest).digest == digest
-    script.write_text(script.read_text() + "#")
-    with pytest.raises(RefusedError, match="is not the script that the run was started with"):
-        read_script(script, digest)
 
 
 @pytest.mark.parametrize(
