@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.rig.control_group import NoControlGroupError, limit_memory
 from benchmarks.rig.random_model import write_model
 from trainer.init_model import ModelSizes, init_model
 
@@ -26,36 +26,9 @@ SIZES = {
     "intermediate_size": 4096,
 }
 WORDS = "the quick brown fox jumps over the lazy dog and runs away from it " * 20
-JOIN = """
-import os, sys
-with open(sys.argv[1], "w") as processes:
-    processes.write(str(os.getpid()))
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-"""Runs a command in a control group."""
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """Return the process list of a control group of `LIMIT` bytes, of the one version or other."""
-    root = Path("/sys/fs/cgroup")
-    version_1 = (root / "memory").is_dir()
-    folder = root / ("memory" if version_1 else "") / f"motley-test-{os.getpid()}"
-    limit = folder / ("memory.limit_in_bytes" if version_1 else "memory.max")
-    try:
-        folder.mkdir()
-    except OSError:
-        pytest.skip("needs root for a control group")
-    try:
-        if not limit.exists():
-            pytest.skip("needs root for a control group")
-        limit.write_text(str(LIMIT))
-        yield folder / "cgroup.procs"
-    finally:
-        folder.rmdir()
-
-
-def test_a_model_larger_than_the_memory_of_its_process_trains(group: Path, tmp_path: Path) -> None:
+def test_a_model_larger_than_the_memory_of_its_process_trains(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"text": f"{n} {WORDS}"}) + "\n" for n in range(4)))
     model = init_model(data, tmp_path / "model", ModelSizes())
@@ -78,12 +51,10 @@ def test_a_model_larger_than_the_memory_of_its_process_trains(group: Path, tmp_p
     command += ["--output", str(tmp_path / "run")]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     log = tmp_path / "log"
-    with log.open("wb") as written:
-        process = subprocess.run(
-            [sys.executable, "-c", JOIN, str(group), *command],
-            stdout=written,
-            stderr=written,
-            check=False,
-        )
+    try:
+        with limit_memory(LIMIT) as join, log.open("wb") as written:
+            process = subprocess.run([*join, *command], stdout=written, stderr=written, check=False)
+    except NoControlGroupError as error:
+        pytest.skip(f"needs root for a control group: {error}")
     assert process.returncode == 0, log.read_text()
     assert " of 24 layers stay in memory" in log.read_text()
