@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
-from launcher.agent.checks import job as job_checks
+from launcher.agent.checks.job import read_scoring_workload, read_student_shape, read_workload
 from launcher.agent.operation import Operation
 from launcher.errors import ConfigError, InvalidAnswerError
 from launcher.hosts.survey import Survey
@@ -62,7 +62,7 @@ def _of_fine_tune(
     if config.task == SCRIPT:
         return None  # of whose model nothing is known
     settings = config.model_dump(mode="json", exclude_unset=True)
-    work = _ask_process_host(found, plan.leader, job_checks.read_workload, settings)
+    work = _ask_process_host(found, plan.leader, read_workload, settings)
     if work is None:
         return None
     left = _remaining_fraction(config, done, work.samples)
@@ -85,11 +85,11 @@ def _of_distillation(
     scoring = _ask_process_host(
         found,
         teachers[0],
-        job_checks.read_scoring_workload,
+        read_scoring_workload,
         **_corpus_description(job, teachers[0]),
     )
     shape = _ask_process_host(
-        found, plan.leader, job_checks.read_student_shape, **_student_description(job, plan.leader)
+        found, plan.leader, read_student_shape, **_student_description(job, plan.leader)
     )
     if scoring is None or shape is None or not scoring.windows:
         return None

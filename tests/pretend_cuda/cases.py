@@ -38,12 +38,12 @@ from trainer.replica.script.user_script import UserScript
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, Targets
 from trainer.replica.torch.decoder import Backbone
-from trainer.replica.torch.device_slots import DeviceSlots
 from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.gradient_stream import _PinnedCopies
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.replica import TorchReplica
+from trainer.replica.torch.streaming import DeviceSlots
 from trainer.run.distributed.optimizer import ParallelAdamW
 
 Settings = dict[str, Any]

@@ -29,7 +29,6 @@ from trainer.model.safetensors_headers import (
     stored_dtype,
 )
 from trainer.model.tensor_names import is_ignored, is_tied, layer_count
-from trainer.planning.layer_extras import count_extras
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
 
@@ -43,6 +42,7 @@ _ROTATED = ("rope", "rotary", "alibi")
 """Begin keys of models without a table of positions."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """The families' names of the number of experts in a layer."""
+_PROJECTED = {"q_proj", "k_proj", "v_proj"}
 
 
 def named_shape(name: str) -> ModelShape:
@@ -203,7 +203,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         return shape
     if family.code == "motley":
         return replace(shape, biases=_count_biases(tree, family, shape))
-    return replace(shape, extras=count_extras(tree, family, shape))
+    return replace(shape, extras=_count_extras(tree, family, shape))
 
 
 def _layer_types(tree: Mapping[str, Any], layers: int) -> list[str]:
@@ -290,3 +290,62 @@ def shape_of_headers(headers: Mapping[str, TensorHeader], name: str) -> ModelSha
         remark="no config.json: sizes are read from the weights' headers, heads of"
         f" {head} columns are {'known' if norm is not None else 'assumed'}",
     )
+
+
+def _count_extras(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> int:
+    """Return the elements of all layers that a `ModelShape` has no size for; may be negative.
+
+    Such are weights beside four projections, an MLP and two norms. Each count is that of the class
+    of transformers, which tests compare without weights.
+
+    Args:
+        tree: config.json with its class's defaults, its sizes checked.
+    """
+    types = tree.get("layer_types") or ()
+    convolutions = sum(kind == "conv" for kind in types)
+    attending = shape.layers - shape.recurrent_layers - convolutions
+    heads = 2 * shape.head_dim if shape.normalised_heads else 0
+    replaced = shape.attention_parameters + heads
+    extras = shape.layers * (family.norms - 2) * shape.hidden + attending * _attention_extras(
+        tree, family, shape
+    )
+    extras += convolutions * (_convolution_extras(tree, shape) - replaced)
+    if shape.recurrent_layers:
+        extras += shape.recurrent_layers * (_recurrence_extras(tree, shape) - replaced)
+    if tree.get("shared_expert_intermediate_size"):
+        extras += (shape.layers - shape.dense_layers) * shape.hidden  # its gate
+    if family.transposed_experts:  # gpt-oss: biases of experts and router
+        extras += shape.layers * shape.experts * (2 * shape.inner + shape.hidden + 1)
+    return extras
+
+
+def _attention_extras(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> int:
+    linears = shape.layer_matrices()
+    biased = biased_linears(family, tree)
+    if not biased and tree.get("attention_bias"):
+        biased = frozenset(_PROJECTED if family.bare_output else {*_PROJECTED, "o_proj"})
+    if tree.get("mlp_bias"):
+        biased |= {"gate_proj", "up_proj", "down_proj"} & linears.keys()
+    extras = sum(linears[linear][0] for linear in biased)
+    if family.norms_all_heads:
+        extras += shape.queries + shape.keys - 2 * shape.head_dim
+    if family.gated_queries:
+        extras += shape.queries * (shape.hidden + ("q_proj" in biased))
+    return extras + shape.heads * family.transposed_experts  # gpt-oss: sinks
+
+
+def _convolution_extras(tree: Mapping[str, Any], shape: ModelShape) -> int:
+    width = shape.hidden
+    biases = 5 * width if tree.get("conv_bias") else 0
+    return 4 * width * width + width * tree.get("conv_L_cache", 3) + biases
+
+
+def _recurrence_extras(tree: Mapping[str, Any], shape: ModelShape) -> int:
+    heads, key_heads, column, key_column = (
+        tree.get(f"linear_{key}", 0)
+        for key in ("num_value_heads", "num_key_heads", "value_head_dim", "key_head_dim")
+    )
+    values = heads * column
+    mixed = 2 * key_heads * key_column + values
+    linears = shape.hidden * (mixed + 2 * values + 2 * heads)
+    return linears + mixed * tree.get("linear_conv_kernel_dim", 4) + 2 * heads + column

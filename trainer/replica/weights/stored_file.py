@@ -6,6 +6,9 @@ import os
 import weakref
 from pathlib import Path
 
+import numpy as np
+
+from trainer.model.safetensors_headers import TensorHeader
 from trainer.system.errors import InputError, plain_reason
 from trainer.system.regular_file import open_file
 
@@ -65,6 +68,32 @@ class StoredFile:
 
     def _refuse(self, part: str, error: OSError | EOFError) -> InputError:
         return InputError(f"{self._path}: {part} cannot be read: {plain_reason(error)}")
+
+
+class StoredTable:
+    """A tensor `[rows, ...]` in its file, such as an embedding, of which rows are read.
+
+    Raises:
+        InputError: the file cannot be opened.
+    """
+
+    def __init__(self, header: TensorHeader, name: str) -> None:
+        self._file = StoredFile(header.file)
+        self._name, self._begin, self._rows = name, header.begin, header.shape[0]
+        self._row_bytes = (header.end - header.begin) // header.shape[0]
+
+    def read_rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the rows of these numbers `[n]` as they are stored, u8 `[n, bytes of a row]`.
+
+        Raises:
+            InputError: the file is truncated, was changed or replaced, or its disk fails.
+        """
+        assert not len(numbers) or 0 <= numbers.min() <= numbers.max() < self._rows, self._name
+        found = np.empty((len(numbers), self._row_bytes), np.uint8)
+        for row, number in zip(found, numbers.tolist(), strict=True):
+            self._file.fill(row.data, self._begin + number * self._row_bytes, self._name)
+        self._file.check_unchanged(self._name)
+        return found
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
