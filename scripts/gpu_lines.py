@@ -64,9 +64,9 @@ LINES = (
         "check",
         "cuda-tests",
         150,
-        f"{_PYTEST} -n 4 tests/pretend_cuda tests/trainer/replica/test_torch_limits.py"
-        " tests/trainer/replica/test_torch_distillation.py",
-        f"{_PYTEST} -n 1 tests/trainer/replica/test_torch_limits.py::test_nan_is_passed_on",
+        f"{_PYTEST} -n 4 tests/pretend_cuda tests/trainer/replica/torch/test_torch_limits.py"
+        " tests/trainer/replica/torch/test_torch_distillation.py",
+        f"{_PYTEST} -n 1 tests/trainer/replica/torch/test_torch_limits.py::test_nan_is_passed_on",
     ),
     Line(
         "check",
@@ -216,7 +216,7 @@ LINES = (
         "wgpu-tests",
         100,
         f"{_PYTEST} tests/trainer/replica/wgpu",
-        f"{_PYTEST} tests/trainer/replica/wgpu/test_norm.py",
+        f"{_PYTEST} tests/trainer/replica/wgpu/kernels/test_norm.py",
         vulkan=True,
     ),
 )

@@ -27,7 +27,7 @@ swiftshader() {
     # The same by a second driver, whose `max` drops a NaN; Debian's chromium contains it.
     local manifest=/usr/lib/chromium/vk_swiftshader_icd.json
     [ -e $manifest ] || { echo "skipped: no $manifest (Debian: apt install chromium)" && return; }
-    VK_DRIVER_FILES=$manifest left_out=exhaustive vulkan tests/trainer/distill/test_kv_offload.py
+    VK_DRIVER_FILES=$manifest left_out=exhaustive vulkan tests/trainer/distill/teacher/test_kv_offload.py
     local alone=$? files
     mapfile -t files < <(grep -rl 'mark\.swiftshader\b' tests --include='test_*.py' | sort)
     "${pytest[@]}" "${files[@]}" -m swiftshader && return $alone

@@ -1,6 +1,6 @@
 """F-WGPU-001: a matrix product on the GPU matches the CPU within 1e-4, at a real layer's sizes.
 
-Every variant and odd size is in tests/trainer/replica/wgpu/test_gemm.py.
+Every variant and odd size is in tests/trainer/replica/wgpu/kernels/test_gemm.py.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def test_a_teachers_scores_are_those_of_transformers(
 
 
 def test_keys_and_values_on_a_vulkan_device_change_no_token(smollm2: Path, vulkan: Adapter) -> None:
-    from tests.trainer.distill.test_kv_offload import generator_for, written
+    from tests.trainer.distill.teacher.test_kv_offload import generator_for, written
     from trainer.planning.vulkan_buffers import KVShape
     from trainer.replica.wgpu.generation.kv_store import KVStore
 

@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 LIMIT = 0.01
 """Mean KL in nats above which the teacher is another one. Float noise is far below: bf16 against
-fp32 gave less than a tenth of it at every position (`tests/trainer/distill/test_teacher.py`)."""
+fp32 gave less than a tenth of it at every position
+(`tests/trainer/distill/teacher/test_teacher.py`)."""
 
 _LEAST = 1e-9  # a probability that is zero by rounding
 _Floats = NDArray[np.float64]

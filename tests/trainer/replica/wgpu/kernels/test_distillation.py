@@ -10,8 +10,8 @@ import pytest
 
 from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient, relative, taught
+from tests.trainer.replica.wgpu.kernels.test_cross_entropy import cross_entropy
 from tests.trainer.replica.wgpu.on_device import agree, draw, run
-from tests.trainer.replica.wgpu.test_cross_entropy import cross_entropy
 from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
