@@ -51,7 +51,8 @@ def read_script(path: Path, digest: str | None = None) -> Script:
         tree = ast.parse(content, str(path))
         code = compile(tree, str(path), "exec")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else path
+        line = getattr(error, "lineno", None)
+        where = f"{path}:{line}" if line else path
         raise InputError(
             f"{where}: the script: {type(error).__name__}: {first_line(error)}"
         ) from None

@@ -16,7 +16,7 @@ from trainer.system.errors import InputError, RefusedError
     [
         (SOURCE.replace("import torch", "import torch oops", 1), "train.py:2: the script: Syntax"),
         ("return", "train.py:1: the script: SyntaxError"),
-        ("x = '\0'", "the script: "),
+        ("x = '\0'", "train.py: the script: "),
         ("é".encode("latin-1"), "the script: SyntaxError"),
         ("(" * 1000, "the script: "),
         (SOURCE.replace("def loss", "def lost"), "train.py: the script: has no function loss;"),

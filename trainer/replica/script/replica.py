@@ -157,6 +157,7 @@ class ScriptReplica:
         four = [0, 1 % len(train), -2 % len(train), len(train) - 1]
         loosely = self._script.has_local_buffers
         buffers = {name: each.clone() for name, each in model.named_buffers()}
+        before = dict(trainable_parameters(model))
         drawn = checks.read_random_state(self._device, whole=True)
         sums: list[tuple[float, int]] = []
         for part in (four, four[:2], four[2:]):
@@ -172,6 +173,13 @@ class ScriptReplica:
                         ' buffers = "local" if each worker may have its own'
                     )
                 buffer.copy_(buffers[name])
+            after = dict(trainable_parameters(model))
+            for name, parameter in before.items():
+                if after.get(name) is not parameter or parameter.grad is not None:
+                    raise ScriptFaultError(
+                        f"changes the parameter {name} or its gradient: leave backward() and what"
+                        " is trained to the run"
+                    )
             if checks.read_random_state(self._device, whole=True) != drawn:
                 checks.refuse_draws(model)
             checks.check_sum(*sums, loosely=loosely)

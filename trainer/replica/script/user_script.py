@@ -108,7 +108,7 @@ class UserScript:
                 signal.signal(signal.SIGALRM, before)
         except TrainerError:
             raise
-        except (Exception, _TimeLimitError) as error:
+        except (Exception, SystemExit, _TimeLimitError) as error:
             path = str(self._script.path)
             frames = traceback.extract_tb(error.__traceback__)
             lines = [frame.lineno for frame in frames if frame.filename == path]

@@ -145,6 +145,11 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
         ("return nn.Sequential(frozen", "return (frozen", "returned no torch.nn.Module but tuple"),
         ("return [(row", "return iter([1]) or [(row", "a sequence is needed"),
         ("def dataset(split):", "def dataset(split):\n    return []", "is empty"),
+        ("import torch", "raise SystemExit", "train.py:2: the script: SystemExit"),
+        ("return F.mse", "exit(0)\n    return F.mse", "train.py:17: loss: SystemExit: 0"),
+        ("return F.mse", "model[2].weight.requires_grad = False\n    return F.mse", "r 2.weight"),
+        ("return F.mse", "model[2] = nn.Linear(8, 16)\n    return F.mse", "parameter 2.weight or"),
+        ("return F.mse", "model(x).sum().backward()\n    return F.mse", "parameter 2.weight or it"),
     ],
 )
 def test_a_script_that_is_wrong_is_one_line(
