@@ -12,7 +12,13 @@ import pytest
 
 from trainer.model.layout import build_layout, read_headers
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import MemoryPlan, check_fits, fitting_tokens, plan_memory
+from trainer.planning.replica import (
+    MemoryPlan,
+    check_fits,
+    fitting_tokens,
+    plan_memory,
+    suggest_smaller,
+)
 from trainer.replica.torch import replica as torch_replica
 from trainer.system.errors import InputError
 
@@ -39,22 +45,25 @@ def test_a_plan_above_the_device_is_refused_in_one_line(
     tiny_model: TinyModel, make_config: MakeConfig, method: str
 ) -> None:
     folder = tiny_model()
-    plan = plan_of(folder, make_config(folder, method=method))
-    check_fits(plan, 2 * plan.least, "cuda:0")
+    config = make_config(folder, method=method)
+    plan, smaller = plan_of(folder, config), suggest_smaller(config, None, recompute=False)
+    check_fits(plan, 2 * plan.least, "cuda:0", smaller)
     with pytest.raises(InputError, match=r"cuda:0: the run needs .* GiB .* are free") as caught:
-        check_fits(plan, plan.least, "cuda:0")
+        check_fits(plan, plan.least, "cuda:0", smaller)
     assert "\n" not in str(caught.value)
     assert "model.quantization nf4" in str(caught.value)
 
 
-def test_what_is_in_nf4_is_not_advised_to_be(
-    tiny_model: TinyModel, make_config: MakeConfig
-) -> None:
-    folder = tiny_model()
-    config = make_config(folder, model__quantization="nf4")
-    plan = plan_of(folder, config)
-    with pytest.raises(InputError, match=r"use a smaller data\.max_seq_len, or training\.grad"):
-        check_fits(plan, plan.least, "cuda:0", nf4=True)
+def test_only_what_needs_less_is_advised(make_config: MakeConfig, tmp_path: Path) -> None:
+    config, quantized = (
+        make_config(tmp_path, model__quantization=quantization) for quantization in ("none", "nf4")
+    )
+    length = "a smaller data.max_seq_len"
+    again = f"{length}, or training.gradient_checkpointing on"
+    assert suggest_smaller(quantized, None, recompute=False) == again
+    assert suggest_smaller(config, None, recompute=True) == f"model.quantization nf4 or {length}"
+    assert suggest_smaller(config, 2, recompute=True) == f"model.resident 0 or {length}"
+    assert suggest_smaller(config, 0, recompute=True) == length
 
 
 def test_micro_batches_stay_within_the_device(

@@ -229,9 +229,9 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "model.resident",
-        ("wgpu", *_CHOSEN_BY_SETTINGS, *_STARTED_TOGETHER),
-        "model.resident {value}: only a worker of a coordinator, on a CPU or CUDA,"
-        " reads layers at each use; take all or auto",
+        (*_CHOSEN_BY_SETTINGS, *_STARTED_TOGETHER),
+        "model.resident {value}: only a worker of a coordinator reads layers at each use; take all"
+        " or auto",
         lambda resident: isinstance(resident, int),
     ),
     Refusal(

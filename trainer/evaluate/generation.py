@@ -272,4 +272,4 @@ def _load_on_vulkan(
             loaded.write(device, trained.weights)
     except DeviceError as error:
         raise UnusableError(str(error)) from None
-    return WgpuGenerator(device, loaded.decoder)
+    return WgpuGenerator(device, loaded.decoder, loaded.uploads)

@@ -13,7 +13,6 @@ from trainer.planning.devices import format_gib
 from trainer.planning.exchange_choice import LEAST_ROUNDS
 from trainer.planning.exchange_choice import MOST_EXPOSED as MOST_ADDED
 from trainer.planning.strategies import Request, StrategyOption
-from trainer.system.backends import BACKENDS
 
 MOST_EXPOSED = 0.2
 """Share of a step that communication may add before another strategy is better."""
@@ -101,10 +100,9 @@ def _suggest_remedy(options: Sequence[StrategyOption]) -> str:
     if able := [option for option in options if option.has_memory and option.refused]:
         one = min(able, key=lambda option: option.seconds)
         need = f"{format_gib(one.memory.total)} of {format_gib(one.room)} GiB"
-        streams = " and ".join(name for name, facts in BACKENDS.items() if facts.streams_frozen)
         return (
             f"{one.title} would need {need}: take devices that hold all layers; in this version"
-            f" only {streams} may read them at each use, of dense models."
+            " only those of dense models are read at each use."
         )
     least = min(options, key=lambda option: option.memory.total / option.room)
     ways = ["a device with more memory", "a smaller --length"]

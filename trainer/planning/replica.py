@@ -18,6 +18,7 @@ from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.devices import format_gib, size_text
 from trainer.planning.memory import plan_memory_by_part
+from trainer.planning.resident_layers import resolve_resident
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
 from trainer.system.errors import DoesNotFitError, InputError
@@ -123,9 +124,7 @@ def plan_memory(
     training = training_of(
         config, accelerator=accelerator, recompute=recompute, coordinates=coordinates
     )
-    asked = config.model.resident
-    if resident is None and isinstance(asked, int) and asked < model.layers:
-        resident = asked
+    resident = resolve_resident(config.model.resident, model.layers, resident)
     training = replace(training, resident=resident)
     if config.method != "full":
         training = replace(training, adapters=layout.size)
@@ -266,31 +265,41 @@ def fits_device(plan: MemoryPlan, available: int, tokens: int) -> bool:
     return plan.fixed + tokens * plan.per_token <= available * USABLE
 
 
-def check_fits(plan: MemoryPlan, available: int, device: str, *, nf4: bool = False) -> None:
+def suggest_smaller(config: RunConfig, resident: int | None, *, recompute: bool) -> str:
+    """Return the settings by which a replica would need less memory, in words.
+
+    What is frozen already, or read at each use, is no remedy.
+
+    Args:
+        resident: layers whose frozen linears stay in memory; None: all.
+        recompute: layers are computed twice already.
+    """
+    smaller = "a smaller data.max_seq_len"
+    if config.method == "full":
+        smaller = f"method lora, model.quantization nf4 or {smaller}"
+    elif resident:
+        smaller = f"model.resident 0 or {smaller}"
+    elif resident is None and config.model.quantization != "nf4":
+        smaller = f"model.quantization nf4 or {smaller}"
+    return smaller if recompute else f"{smaller}, or training.gradient_checkpointing on"
+
+
+def check_fits(plan: MemoryPlan, available: int, device: str, smaller: str) -> None:
     """Refuse a plan that exceeds a device's memory.
 
     Args:
-        nf4: the base is in NF4 already.
+        smaller: what needs less, in words.
 
     Raises:
         InputError: names the needed and the available memory.
     """
     if not fits_device(plan, available, plan.sample_tokens):
-        again = "" if plan.recompute else ", or training.gradient_checkpointing on"
-        # What is frozen already, or read at each use, is no remedy.
-        smaller = "a smaller data.max_seq_len"
-        if not plan.frozen:
-            smaller = f"method lora, model.quantization nf4 or {smaller}"
-        elif plan.resident is None and not nf4:
-            smaller = f"model.quantization nf4 or {smaller}"
-        elif plan.resident:
-            smaller = f"model.resident 0 or {smaller}"
         raise InputError(
             f"{device}: the run needs {format_gib(plan.least)} GiB (base"
             f" {format_gib(plan.frozen)}, trainable"
             f" {format_gib(plan.trainable + plan.gradients + plan.state)}, one"
             f" sample {format_gib(plan.least - plan.fixed + plan.workspace)}),"
-            f" {format_gib(available)} are free; use {smaller}{again}"
+            f" {format_gib(available)} are free; use {smaller}"
         )
 
 

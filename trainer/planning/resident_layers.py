@@ -16,6 +16,31 @@ def describe_residents(resident: int, layers: int) -> str:
     return f"{resident} of {layers} layers resident, {layers - resident} streamed"
 
 
+def resolve_resident(asked: int | str, layers: int, chosen: int | None) -> int | None:
+    """Return how many layers stay in memory; None: all.
+
+    Args:
+        asked: `model.resident`; `auto` leaves it at all.
+        chosen: number that takes its place.
+    """
+    if chosen is None and isinstance(asked, int) and asked < layers:
+        return asked
+    return chosen
+
+
+def streamed_layers(layers: int, resident: int | None) -> frozenset[int]:
+    """Return the layers that are read at each use.
+
+    Those that stay lie evenly between them: each gives the next read its time.
+    """
+    kept = layers if resident is None else min(resident, layers)
+    return frozenset(
+        number
+        for number in range(layers)
+        if (number + 1) * kept // layers == number * kept // layers
+    )
+
+
 def choose_resident(
     plan: Callable[[int | None], Planned], layers: int, fits: Callable[[Planned], bool]
 ) -> Planned:

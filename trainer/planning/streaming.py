@@ -20,7 +20,6 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.time import flops_per_token, forward_flops_per_token, speed_of
-from trainer.system.backends import BACKENDS
 
 NVME_RATE = 3e9
 """Bytes a second that an NVMe disk reads, of advice: PCIe 3.0 x4 in practice."""
@@ -103,13 +102,11 @@ def plan_reading(
     )
 
 
-def explain_unstreamed(shape: ModelShape, pool: HostPool) -> str:
-    """Return why the devices of a pool keep all layers of a model; empty if they need not."""
+def explain_unstreamed(shape: ModelShape) -> str:
+    """Return why devices keep all layers of a model; empty if they need not."""
     if shape.experts > 1 or shape.kept is not None or not shape.gated:
         return "only layers of Motley's own decoder are read at each use in this version"
-    backend = pool.device.backend
-    able = BACKENDS[backend].streams_frozen
-    return "" if able else f"{backend} keeps all layers in this version"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +170,11 @@ def plan_worker(
     Args:
         trainings: settings to try, with all layers.
     """
-    room = pool.device.memory * USABLE
+    room, on_vulkan = pool.device.memory * USABLE, pool.device.backend == "wgpu"
 
     def make_plan(training: TrainingSetup) -> WorkerPlan:
         def plan(resident: int | None) -> tuple[TrainingSetup, MemoryParts]:
-            tried = replace(training, resident=resident)
+            tried = replace(training, resident=resident, has_tables=on_vulkan)
             return tried, plan_memory_by_part(shape, tried, strategy)
 
         def fits(one: tuple[TrainingSetup, MemoryParts]) -> bool:
@@ -192,7 +189,7 @@ def plan_worker(
             reading = plan_reading(shape, chosen, flops, source)
             rate = flops / flops_per_token(shape, chosen).value
             rate *= 1 if reading is None else reading.speed
-        refused = "" if chosen.resident is None else explain_unstreamed(shape, pool)
+        refused = "" if chosen.resident is None else explain_unstreamed(shape)
         return WorkerPlan(
             pool=pool,
             training=chosen,

@@ -16,6 +16,7 @@ from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, linear_path
 from trainer.model.header_layout import PEFT_PREFIX
 from trainer.model.layout import SIDE_A, GradientLayout
+from trainer.planning.resident_layers import resolve_resident, streamed_layers
 from trainer.planning.vulkan_buffers import (
     BINDING_BYTES,
     CHUNK_ROWS,
@@ -35,6 +36,8 @@ from trainer.planning.vulkan_buffers import (
 
 USABLE = 0.95
 """Share of a device's free memory; the rest is for the driver and fragmentation."""
+SLOTS = 2
+"""Layers whose memory all those have that are written at each use."""
 
 
 def plan_vulkan_memory(
@@ -45,11 +48,14 @@ def plan_vulkan_memory(
     *,
     recompute: bool,
     evaluates: bool = False,
+    resident: int | None = None,
 ) -> dict[str, int]:
     """Return bytes by purpose for micro-batches of `samples` of the longest samples.
 
     Args:
         evaluates: nothing is trained, so there are no gradients.
+        resident: layers whose frozen linears stay on the device; None: those of `model.resident`,
+            which `auto` leaves at all.
     """
     length = padded_length(config.data.max_seq_len)
     rows = samples * length
@@ -66,7 +72,7 @@ def plan_vulkan_memory(
     work = _StepBuffers(model, config, samples, length, chunk)
     kept = work.activation_bytes()
     return {
-        "frozen": _frozen_bytes(model, config, length),
+        "frozen": _frozen_bytes(model, config, length, resident),
         "trainable": trainable,
         "gradients": 0 if evaluates else trainable,
         "input": align_size(4 * words),
@@ -109,9 +115,31 @@ def frozen_tensors(
                 yield f"{stem}{SIDE_A}", shape, "f32"
 
 
-def _frozen_bytes(model: Architecture, config: RunConfig, length: int) -> int:
+def shared_linears(model: Architecture, config: RunConfig, resident: int | None) -> dict[str, str]:
+    """Return the frozen linears that are written at each use, each with whose memory it has.
+
+    Two layers have memory, and the others share it by turns: one is used, one is written.
+
+    Args:
+        resident: layers whose linears stay; None: those of `model.resident`.
+    """
+    resident = resolve_resident(config.model.resident, model.num_layers, resident)
+    streamed = sorted(streamed_layers(model.num_layers, resident))
+    return {
+        f"model.layers.{layer}.{linear_path(linear)}.weight": (
+            f"model.layers.{streamed[place % SLOTS]}.{linear_path(linear)}.weight"
+        )
+        for place, layer in enumerate(streamed)
+        for linear in LINEARS
+    }
+
+
+def _frozen_bytes(model: Architecture, config: RunConfig, length: int, resident: int | None) -> int:
     total = 2 * align_size(4 * length * (model.head_dim // 2))  # tables of the rotary embedding
-    for _, shape, kind in frozen_tensors(model, config):
+    shared = shared_linears(model, config, resident)
+    for name, shape, kind in frozen_tensors(model, config):
+        if shared.get(name, name) != name:
+            continue
         total += align_size(tensor_bytes(shape, kind))
         if kind == "nf4":
             total += align_size(4 * -(-math.prod(shape) // NF4_BLOCK))

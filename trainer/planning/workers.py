@@ -24,7 +24,7 @@ from trainer.planning.replica import (
     can_stream,
     plan_memory,
 )
-from trainer.planning.resident_layers import choose_resident
+from trainer.planning.resident_layers import choose_resident, resolve_resident
 from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.system.backends import BACKENDS, Backend
@@ -97,24 +97,26 @@ class RunMemory:
         plan = self._plan_worker(backend, coordinates=coordinates)
         return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
 
-    def plan_torch_worker(self, backend: Backend, room: float) -> MemoryPlan:
+    def plan_worker(self, backend: Backend, room: float) -> MemoryPlan:
         """Return the plan of a worker that may fill so many bytes, with the layers that stay.
 
         If it does not fit, it is the one that needs least.
         """
         plan = partial(self._plan_worker, backend)
-        if not self.may_stream(backend):
+        if not self.may_stream:
             return plan(None)
         return choose_resident(plan, self.model.layers, lambda some: some.least <= room)
 
-    def may_stream(self, backend: Backend) -> bool:
-        """Return whether its workers may read layers at each use, by `model.resident: auto`."""
-        able = BACKENDS[backend].streams_frozen and self.architecture is not None
-        return able and can_stream(self.config)
+    @property
+    def may_stream(self) -> bool:
+        """Whether its workers may read layers at each use, by `model.resident: auto`."""
+        return self.architecture is not None and can_stream(self.config)
 
     def _plan_worker(
         self, backend: Backend, resident: int | None = None, *, coordinates: bool = False
     ) -> MemoryPlan:
+        if backend == "wgpu" and self.architecture is not None:
+            return self._plan_vulkan_worker(self.architecture, resident)
         return plan_memory(
             self.model,
             self.headers,
@@ -124,6 +126,24 @@ class RunMemory:
             recompute=self.config.training.recompute is not False,
             coordinates=coordinates,
             resident=resident,
+        )
+
+    def _plan_vulkan_worker(self, model: Architecture, resident: int | None) -> MemoryPlan:
+        recompute = self.config.training.recompute is not False
+        parts = vulkan.plan_vulkan_memory(
+            model, self.layout, self.config, recompute=recompute, resident=resident
+        )
+        tokens = padded_length(self.config.data.max_seq_len)
+        kept = parts.pop("activations") + parts.pop("checkpoints")
+        own = {name: parts.pop(name) for name in ("frozen", "trainable", "gradients")}
+        return MemoryPlan(
+            **own,
+            state=0,
+            workspace=sum(parts.values()),
+            per_token=math.ceil(kept / tokens),
+            sample_tokens=tokens,
+            recompute=recompute,
+            resident=resolve_resident(self.config.model.resident, model.num_layers, resident),
         )
 
     def fits_room(self, room: Room, *, busy: bool = False) -> bool:

@@ -22,13 +22,11 @@ class BackendFacts:
     """Whether it computes on a device of its own, with its own memory, that a flag names."""
     has_torch: bool
     """Whether torch computes on it, and so whatever needs torch.distributed."""
-    streams_frozen: bool
-    """Whether a replica on it may read layers of a frozen base at each use."""
 
 
 BACKENDS: Mapping[Backend, BackendFacts] = {
-    "cuda": BackendFacts(is_gpu=True, has_torch=True, streams_frozen=True),
-    "wgpu": BackendFacts(is_gpu=True, has_torch=False, streams_frozen=False),
-    "cpu": BackendFacts(is_gpu=False, has_torch=True, streams_frozen=True),
+    "cuda": BackendFacts(is_gpu=True, has_torch=True),
+    "wgpu": BackendFacts(is_gpu=True, has_torch=False),
+    "cpu": BackendFacts(is_gpu=False, has_torch=True),
 }
 """In the order in which they are tried."""

@@ -74,7 +74,7 @@ def _plan_main_memory(
         who = f"{who} and {leader}" if workers else leader
     available = available_memory()
     room = math.inf if available is None else Room(available, "cpu").usable
-    each = memory.plan_torch_worker("cpu", (room - others) / workers) if workers else None
+    each = memory.plan_worker("cpu", (room - others) / workers) if workers else None
     return _MainMemory(workers, each, others, who, available)
 
 
@@ -106,8 +106,8 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
             )
         if BACKENDS[backend].is_gpu and size is not None:
             usable, needed = Room(size, backend).usable, memory.needed_bytes(backend)
-            if needed > usable and memory.may_stream(backend):
-                needed = memory.plan_torch_worker(backend, usable).least
+            if needed > usable and memory.may_stream:
+                needed = memory.plan_worker(backend, usable).least
             if needed > usable:
                 return _too_little(f"{worker.name} on {worker.device}", needed, size, config)
     main = _plan_main_memory(plan, config, memory, hosts)
@@ -201,9 +201,9 @@ def _find_reading_cards(
         backend, size = cast("Backend", worker.backend), plan.device_memory(worker)
         if worker.host not in hosts or not BACKENDS[backend].is_gpu or size is None:
             continue
-        if not memory.may_stream(backend):
+        if not memory.may_stream:
             continue
-        planned = memory.plan_torch_worker(backend, Room(size, backend).usable)
+        planned = memory.plan_worker(backend, Room(size, backend).usable)
         if planned.resident is not None:
             known = plan.get_host(worker.host).devices or ()
             title = next((card.name for card in known if card.id == worker.device), "")
@@ -231,7 +231,7 @@ def _suggest_rows(
     plan: LaunchPlan, config: RunConfig, memory: RunMemory, main: _MainMemory, tokens: int
 ) -> str:
     """Return the settings that make micro-batches of so many tokens; empty if they do not fit."""
-    emptiest = memory.plan_torch_worker("cpu", 0)  # no layer stays
+    emptiest = memory.plan_worker("cpu", 0)  # no layer stays
     samples = -(-tokens // emptiest.sample_tokens)
     needed = emptiest.fixed + samples * emptiest.sample_tokens * emptiest.per_token
     if main.available is not None:

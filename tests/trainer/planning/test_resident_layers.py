@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.planning.resident_layers import choose_resident, describe_residents, list_residents
+from trainer.planning.resident_layers import (
+    choose_resident,
+    describe_residents,
+    list_residents,
+    resolve_resident,
+    streamed_layers,
+)
 
 
 @pytest.mark.parametrize("room", range(14))
@@ -29,3 +35,20 @@ def test_each_worker_that_reads_layers_has_a_line() -> None:
         "worker 1 on cpu: 0 of 64 layers resident, 64 streamed",
         "worker 2 on cpu: 12 of 64 layers resident, 52 streamed",
     ]
+
+
+def test_layers_that_stay_lie_between_those_that_are_read() -> None:
+    assert sorted(streamed_layers(8, 4)) == [0, 2, 4, 6]
+    assert sorted(streamed_layers(5, 0)) == [0, 1, 2, 3, 4]
+    for layers in (2, 7, 30):
+        assert not streamed_layers(layers, None)
+        for resident in range(layers + 2):
+            assert len(streamed_layers(layers, resident)) == max(0, layers - resident)
+
+
+def test_a_setting_counts_until_another_number_is_chosen() -> None:
+    assert resolve_resident(3, 8, None) == 3
+    assert resolve_resident(8, 8, None) is None
+    for word in ("auto", "all"):
+        assert resolve_resident(word, 8, None) is None
+    assert resolve_resident("auto", 8, 0) == 0

@@ -17,17 +17,17 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.planning import stored_layers, streaming
+from trainer.planning import stored_layers
 from trainer.planning.cluster_text import parse_cluster
 from trainer.planning.decision import pick_strategy
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import GIB, ClusterShape, HostPool, LayerSource, parse_link
+from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.replica import CPU_TOKENS
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, list_options
-from trainer.planning.strategy import AUTOCAST, TrainingSetup
+from trainer.planning.strategy import AUTOCAST, Strategy, TrainingSetup
 from trainer.planning.streaming import ReadingPlan, plan_reading
-from trainer.system.backends import BACKENDS, Backend
 
 LENGTH = 512
 """Tokens of a row: the arithmetic counts no scores of attention, which grow with it."""
@@ -45,18 +45,11 @@ def pool_of(
 REFERENCE = ClusterShape(
     groups=(
         pool_of("RTX4090", 75e12, 24, 25e9, 64),
-        pool_of("W5700X", 3.5e12, 8, 8e9, 300, devices=2),
+        pool_of("W5700X", 3.5e12, 16, 8e9, 300, devices=2),
         pool_of("CPU, 28 cores", 1e12, 300, 40e9, 300, shares_host=True),
     ),
     between=parse_link("1gbit"),
 )
-
-
-@pytest.fixture
-def all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it will be when every engine reads layers at each use."""
-    able = {name: replace(facts, streams_frozen=True) for name, facts in BACKENDS.items()}
-    monkeypatch.setattr(streaming, "BACKENDS", able)
 
 
 def request_of(shape: str, cluster: ClusterShape, method: str = "qlora") -> Request:
@@ -89,7 +82,6 @@ def reading_of(shape: str, flops: float, rate: float, tokens: int = 2048) -> Rea
     return found
 
 
-@pytest.mark.usefixtures("all_engines")
 @pytest.mark.parametrize(
     ("shape", "rates", "together"),
     [("qwen3-32b", (394, 2 * 18.4, 5.25), 436), ("llama-3.3-70b", (181, 2 * 8.43, 2.41), 200)],
@@ -184,22 +176,13 @@ def test_layers_come_from_the_host_s_memory_or_its_disk(text: str, source: str) 
     assert f"streamed from {source}; free from " in worker.describe()
 
 
-@pytest.mark.parametrize("backend", ["cuda", "wgpu"])
-def test_an_engine_that_keeps_all_layers_says_so(
-    monkeypatch: pytest.MonkeyPatch, backend: Backend
-) -> None:
-    keeps = replace(BACKENDS[backend], streams_frozen=False)
-    monkeypatch.setattr(streaming, "BACKENDS", {**BACKENDS, backend: keeps})
-    cluster = parse_cluster({"cuda": "RTX4090 64GB", "wgpu": "W5700X 300GB"}[backend])
-    request = request_of("qwen3-32b", cluster)
-    options = list_options(request)
-    option = streamed_option(request)
-    assert option.has_memory
-    assert not option.fits
-    chosen = pick_strategy(request, options)
-    assert chosen.option is None
-    assert f"{backend} keeps all layers in this version" in chosen.sentence
-    assert "in this version only cuda and cpu may read them" in chosen.runner_up
+def test_vulkan_keeps_the_embedding_of_which_others_read_rows() -> None:
+    shape = NAMED["qwen3-32b"]
+    workers = streamed_option(request_of("qwen3-32b", REFERENCE)).workers
+    assert [worker.training.has_tables for worker in workers] == [False, True, False]
+    radeon = replace(workers[1].training, has_tables=False)
+    less = plan_memory_by_part(shape, radeon, Strategy(data="motley")).total
+    assert workers[1].memory.total - less == pytest.approx(2 * shape.table_parameters, rel=1e-6)
 
 
 def test_a_processor_with_little_memory_reads_layers_now() -> None:

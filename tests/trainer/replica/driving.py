@@ -54,6 +54,18 @@ def gradient(
     return flat, replica.forward_backward(batch, on_block, alpha), order
 
 
+def train(replica: Replica, weights: np.ndarray, batch: Sequence[Encoded]) -> list[Any]:
+    """Return what two steps and an evaluation give; weights move by the gradient between."""
+    results: list[Any] = []
+    for _ in range(2):
+        flat, result, order = gradient(replica, batch)
+        results += [flat.tobytes(), result.loss_sum, result.ce_sum, order]
+        weights = weights - np.float32(0.01) * flat
+        replica.write_trainable(weights)
+    scores = replica.evaluate([sample for sample in batch if sample.soft is None] or batch)
+    return [*results, scores, weights.tobytes()]
+
+
 def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 

@@ -17,12 +17,12 @@ from trainer.model.families import explain_transformers_only
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
+from trainer.planning.resident_layers import streamed_layers
 from trainer.planning.vulkan import frozen_tensors
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear, packed_nf4_linear
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype
-from trainer.replica.torch.residence import streamed_layers
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
 from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
 from trainer.system.process.imports import speed_up_imports

@@ -26,6 +26,7 @@ from trainer.planning.replica import (
     fitting_tokens,
     most_tokens,
     plan_memory,
+    suggest_smaller,
 )
 from trainer.planning.resident_layers import describe_residents
 from trainer.replica.base import EvalResult, OnBlock, StepResult
@@ -141,7 +142,8 @@ class TorchReplica:
         self._plan = plan_residents(
             model_dir, config, device, lambda some: plan(recompute=recompute, resident=some), free
         )
-        check_fits(self._plan, free, device, nf4=config.model.quantization == "nf4")
+        smaller = suggest_smaller(config, self._plan.resident, recompute=recompute)
+        check_fits(self._plan, free, device, smaller)
         most = self._plan.fixed + most_tokens(config) * self._plan.per_token
         spare_memory(self._device, most, free)
         model = load_model(model_dir, config, self._device, resident=self._plan.resident)

@@ -53,16 +53,3 @@ def plan_residents(
             model_dir,
         )
     return found
-
-
-def streamed_layers(layers: int, resident: int | None) -> frozenset[int]:
-    """Return the layers that are read at each use.
-
-    Those that stay lie evenly between them: each gives the next read its time.
-    """
-    kept = layers if resident is None else min(resident, layers)
-    return frozenset(
-        number
-        for number in range(layers)
-        if (number + 1) * kept // layers == number * kept // layers
-    )

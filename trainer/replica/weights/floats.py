@@ -27,9 +27,14 @@ def stored_values(header: TensorHeader, step: int) -> Iterator[NDArray[np.float3
     for begin in range(header.begin, header.end, max(1, memory.size)):
         raw = memory[: header.end - begin]
         file.fill(raw.data, begin, "a weight")
-        values = raw.view(dtype)
-        yield from_bf16(values) if header.dtype == "BF16" else values.astype(np.float32)
+        yield convert_stored(raw, header.dtype)
     file.close()
+
+
+def convert_stored(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
+    """Return the fp32 values of stored bytes."""
+    values = raw.view(_STORED[dtype])
+    return from_bf16(values) if dtype == "BF16" else values.astype(np.float32)
 
 
 def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

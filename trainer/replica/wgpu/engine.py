@@ -17,6 +17,7 @@ from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.replica.wgpu.layers.head import LossSums
 from trainer.replica.wgpu.recordings import Recording, Recordings, submit_recording
+from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 
 _WORDS = ALIGNMENT // 4  # from one result to the next: each is a kernel argument
 _TAUGHT, _FLAG, _PREDICTIONS = _WORDS, 2 * _WORDS, 3 * _WORDS
@@ -40,11 +41,20 @@ class Engine:
 
     Args:
         keep: hold activations for backward instead of computing them twice.
+        uploads: writes the layers that are not resident; None: all are.
     """
 
-    def __init__(self, device: Device, decoder: Decoder, *, keep: bool) -> None:
+    def __init__(
+        self,
+        device: Device,
+        decoder: Decoder,
+        *,
+        keep: bool,
+        uploads: LayerUploads | None = None,
+    ) -> None:
         self._device = device
         self._decoder = decoder
+        self._layer_uploads = uploads
         self._keep = keep
         self._sums = device.create_array((3, _WORDS), "u32")
         self._uploads = device.create_array((_WORDS,), "u32")
@@ -77,6 +87,8 @@ class Engine:
         """Start all micro-batches; `after_segment` is called for those of the last one."""
         self._device.clear([self._sums])
         starts = self._upload_vectors(micros)
+        if self._layer_uploads is not None:
+            self._layer_uploads.announce(recording.graph.segments for recording in recordings)
         first = 0
         for micro, recording, start in zip(micros, recordings, starts, strict=True):
             last = recording is recordings[-1] and micro is micros[-1]
@@ -96,6 +108,7 @@ class Engine:
                 micro,
                 copy_vector,
                 after_segment if last and after_segment else _do_nothing,
+                self._layer_uploads,
             )
             if recording.predictions is not None:
                 self._copy_region(recording.predictions, place, 4 * count)

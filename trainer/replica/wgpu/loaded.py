@@ -19,6 +19,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
+from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 from trainer.replica.wgpu.weights.loader import load_frozen
 from trainer.replica.wgpu.weights.slots import Slots
 from trainer.system.errors import InputError
@@ -33,6 +34,8 @@ class LoadedModel:
     slots: Slots
     weights: list[Array]
     gradients: list[Array]
+    uploads: LayerUploads | None
+    """Writes the layers that are not resident; None: all are."""
 
     def write(self, device: Device, flat: np.ndarray) -> None:
         """Copy fp32 `[layout.size]` into the trainable weights."""
@@ -57,11 +60,14 @@ def load_model(
     device: Device,
     *,
     evaluates: bool = False,
+    resident: int | None = None,
 ) -> LoadedModel:
     """Load a model onto a device; trainable weights are undefined until written.
 
     Args:
         evaluates: nothing is trained, and a full model's weights are read at once.
+        resident: layers whose frozen linears stay on the device; None: those of `model.resident`,
+            which `auto` leaves at all.
 
     Raises:
         InputError: the directory cannot be read, or the engine does not compute this model.
@@ -75,15 +81,16 @@ def load_model(
     tables = compute_rope_tables(tree, architecture.head_dim, length, where)
     pool, slots = MemoryPool(device), Slots(layout)
     with log_if_slow(f"loading {model_dir}"):
-        frozen = load_frozen(model_dir, config, pool)
+        frozen = load_frozen(model_dir, config, pool, resident)
     weights = slots.take_arrays(pool, "trainable")
     gradients = [] if evaluates else slots.take_arrays(pool, "gradients")
     cosines, sines = (device.create_array(table.shape) for table in tables)
     device.write(cosines, tables[0])
     device.write(sines, tables[1])
     of_gradients = slots.tensors_by_name(gradients) if gradients else {}
-    tensors = Tensors(frozen, slots.tensors_by_name(weights), of_gradients, (cosines, sines))
-    loaded = LoadedModel(Decoder(architecture, tree, config, tensors), slots, weights, gradients)
+    tensors = Tensors(frozen.arrays, slots.tensors_by_name(weights), of_gradients, (cosines, sines))
+    decoder = Decoder(architecture, tree, config, tensors)
+    loaded = LoadedModel(decoder, slots, weights, gradients, frozen.uploads)
     if evaluates and config.method == "full":
         loaded.read(device, model_dir, config.training.seed)
     return loaded

@@ -10,6 +10,8 @@ from typing import cast
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.layout import GradientLayout
+from trainer.planning.replica import can_stream, suggest_smaller
+from trainer.planning.resident_layers import choose_resident, resolve_resident
 from trainer.planning.vulkan import USABLE, plan_vulkan_memory
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.microbatch import MicroBatchLimit
@@ -35,6 +37,8 @@ class ReplicaPlan:
     limit: MicroBatchLimit
     recompute: bool
     """Keep layer inputs and compute the rest twice."""
+    resident: int | None
+    """Layers whose frozen linears stay on the device; None: all."""
 
 
 def plan_replica(
@@ -47,6 +51,8 @@ def plan_replica(
 ) -> ReplicaPlan:
     """Return the plan of a model on a device, which evaluates alone if so said.
 
+    Layers are computed twice before one is read at each use.
+
     Raises:
         InputError: one sample does not fit.
     """
@@ -54,24 +60,35 @@ def plan_replica(
     of = partial(plan_memory, model_dir, config, layout, evaluates=evaluates)
     recompute = config.training.recompute
     choices = (False, True) if recompute is None else (recompute,)
+    layers = read_architecture(model_dir).num_layers
+    resident = resolve_resident(config.model.resident, layers, None)
     for again in choices:
-        needed = of(1, recompute=again)
+        needed = of(1, recompute=again, resident=resident)
         if there is None or needed.total <= there * USABLE:
             break
     else:
         assert there is not None
-        check_fits(needed, there, device.adapter.name)
+        if can_stream(config):
+
+            def plan(some: int | None) -> tuple[int | None, MemoryBudget]:
+                return some, of(1, recompute=choices[-1], resident=some)
+
+            resident, needed = choose_resident(
+                plan, layers, lambda found: found[1].total <= there * USABLE
+            )
+        smaller = suggest_smaller(config, resident, recompute=again)
+        check_fits(needed, there, device.adapter.name, smaller)
     wanted = config.training.micro_batch_size
     tokens = _max_bindable_tokens(model_dir, config, device)
     if there is not None:
-        one, two = (of(samples, recompute=again).total for samples in (1, 2))
+        one, two = (of(samples, recompute=again, resident=resident).total for samples in (1, 2))
         spare = max(0, int(there * USABLE) - one)  # for what further samples take
         fitting = 1 + spare // max(1, two - one)
         tokens = min(tokens, fitting * padded_length(config.data.max_seq_len))
     limit = (
         MicroBatchLimit(_UNBOUNDED, tokens) if wanted == "auto" else MicroBatchLimit(wanted, tokens)
     )
-    return ReplicaPlan(needed, limit, again)
+    return ReplicaPlan(needed, limit, again, resident)
 
 
 def plan_memory(
@@ -82,11 +99,22 @@ def plan_memory(
     *,
     recompute: bool,
     evaluates: bool = False,
+    resident: int | None = None,
 ) -> MemoryBudget:
-    """Return the memory of a replica whose micro-batches hold `samples` of the longest samples."""
+    """Return the memory of a replica whose micro-batches hold `samples` of the longest samples.
+
+    Args:
+        resident: layers whose frozen linears stay; None: those of `model.resident`.
+    """
     model = read_architecture(model_dir)
     parts = plan_vulkan_memory(
-        model, layout, config, samples, recompute=recompute, evaluates=evaluates
+        model,
+        layout,
+        config,
+        samples,
+        recompute=recompute,
+        evaluates=evaluates,
+        resident=resident,
     )
     return MemoryBudget(cast("dict[Purpose, int]", parts))
 

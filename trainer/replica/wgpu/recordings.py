@@ -13,6 +13,7 @@ from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.replica.wgpu.layers.head import LossSums
+from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 
 _KEPT = 32
 """Cached recordings; their bind groups take host memory, their arrays share one pool."""
@@ -95,6 +96,7 @@ def submit_recording(
     packed: PackedBatch,
     before: Callable[[Encoder], None],
     after: Callable[[Encoder, str], None],
+    uploads: LayerUploads | None = None,
 ) -> None:
     """Submit a recording layer by layer, without chunks of targets that are empty.
 
@@ -103,6 +105,7 @@ def submit_recording(
     Args:
         before: may encode before the first dispatch.
         after: may encode after a segment, in the same submission; gets its name.
+        uploads: writes the layers that are not resident; the recording was announced to it.
     """
     graph = recording.graph
     device = graph.device
@@ -112,6 +115,8 @@ def submit_recording(
         part, _, number = name.partition(".")
         if part == "head" and int(number) >= max(1, packed.chunks):
             continue
+        if uploads is not None:
+            uploads.write_layer(name)
         encoder = device.create_encoder()
         if first:
             before(encoder)

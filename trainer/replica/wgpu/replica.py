@@ -14,6 +14,7 @@ import wgpu
 from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
+from trainer.planning.resident_layers import describe_residents
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import split_by_length
@@ -72,8 +73,20 @@ class WgpuReplica:
                 config.training.precision,
             )
         planned = plan_replica(model_dir, config, layout, device, evaluates=evaluates)
-        self._loaded = load_model(model_dir, config, layout, device, evaluates=evaluates)
-        self._engine = Engine(device, self._loaded.decoder, keep=not planned.recompute)
+        self._loaded = load_model(
+            model_dir, config, layout, device, evaluates=evaluates, resident=planned.resident
+        )
+        self._engine = Engine(
+            device,
+            self._loaded.decoder,
+            keep=not planned.recompute,
+            uploads=self._loaded.uploads,
+        )
+        layers = self._loaded.decoder.architecture.num_layers
+        self.residents = (
+            "" if planned.resident is None else describe_residents(planned.resident, layers)
+        )
+        """How many layers of the base stay on the device, in words; empty if all do."""
         self._readback = Readback(device, self._loaded.slots, self._loaded.gradients)
         self.limit = planned.limit
         """The limit of a micro-batch; shrinks if the device runs out of memory."""
@@ -88,7 +101,7 @@ class WgpuReplica:
         """Run one shard; see `Replica.forward_backward`.
 
         Raises:
-            InputError: a soft target has a rest.
+            InputError: a soft target has a rest, or a layer that is not resident cannot be read.
         """
         start = time.monotonic()
         shares = self._loss_weights(batch, alpha)
@@ -128,7 +141,7 @@ class WgpuReplica:
     ) -> list[list[int]]:
         """Return the likeliest new tokens of each prompt; see `Replica.answer`."""
         self._engine.free_memory()  # activations make room for keys and values
-        made = WgpuGenerator(self._device, self._loaded.decoder)
+        made = WgpuGenerator(self._device, self._loaded.decoder, self._loaded.uploads)
         try:
             greedy = Sampling()
             return made.generate(prompts, max_new_tokens=new_tokens, sampling=greedy, stop=stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +12,15 @@ import pytest
 from launcher.agent.checks import memory
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.host_speeds import measure_products, measure_read
-from launcher.agent.checks.memory import check_layers
+from launcher.agent.checks.memory import check_layers, check_memory
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan_context import PlanContext
 from tests.launcher.hollow_model import make_model
 from trainer.config.run import load_config
-from trainer.planning import workers
-from trainer.planning.workers import RunMemory
-from trainer.system.backends import BACKENDS
+from trainer.planning.workers import Room, RunMemory
+from trainer.system.backends import Backend
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,8 +105,12 @@ def test_a_slow_disk_is_a_warning_with_what_would_help(
     assert re.search(said, found.detail), found.detail
 
 
-def test_a_card_reads_layers_once_its_engine_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("backend", "title"),
+    [("cuda", "NVIDIA GeForce RTX 4090"), ("wgpu", "AMD Radeon Pro W5700X")],
+)
+def test_a_card_reads_the_layers_that_it_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend, title: str
 ) -> None:
     """The host has memory for the base, so the disk is read for its speed alone."""
     folder = make_model(tmp_path)
@@ -116,18 +118,15 @@ def test_a_card_reads_layers_once_its_engine_does(
     config = load_config("quickstart", given | {"model.dtype": "bfloat16"})
     monkeypatch.setattr(memory, "available_memory", lambda: 64 << 30)
     monkeypatch.setattr(memory, "measure_read", lambda _: 1e9)
-    found: dict[bool, Finding] = {}
-    for able in (False, True):
-        cuda = replace(BACKENDS["cuda"], streams_frozen=able)
-        monkeypatch.setattr(workers, "BACKENDS", {**BACKENDS, "cuda": cuda})
-        size = RunMemory.of_model_folder(folder, config).needed_bytes("cuda")
-        card = Device("cuda", "GPU-1", "NVIDIA GeForce RTX 4090", int(size / 0.9) - (64 << 20))
-        host = Host(name="localhost", connection="local", devices=(card,))
-        plan = place_run([host], config, None, SETTING)
-        found[able] = check_layers(plan, config, ["localhost"])
-    assert found[False] == Finding("ok", "all stay in memory"), "the check `memory` refuses"
-    said = r"worker-0: \d of 4 layers resident, \d streamed from memory at 25 GB/s; free from"
-    assert re.match(said, found[True].detail), found[True].detail
+    size = RunMemory.of_model_folder(folder, config).needed_bytes(backend)
+    share = Room(1 << 40, backend).usable / (1 << 40)
+    card = Device(backend, "GPU-1", title, int(size / share) - (64 << 20))
+    host = Host(name="localhost", connection="local", devices=(card,))
+    plan = place_run([host], config, None, SETTING)
+    assert check_memory(plan, config, ["localhost"]).status == "ok"
+    said = check_layers(plan, config, ["localhost"]).detail
+    streamed = r"worker-0: \d of 4 layers resident, \d streamed from memory at 25 GB/s; free from"
+    assert re.match(streamed, said), said
 
 
 def test_a_file_is_read_from_the_disk(tmp_path: Path) -> None:

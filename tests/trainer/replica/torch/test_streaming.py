@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from tests.covering import covering
-from tests.trainer.replica.driving import gradient, taught
+from tests.trainer.replica.driving import gradient, taught, train
 from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch import loader
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.generator import load_generator
-from trainer.replica.torch.residence import streamed_layers
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding, StreamedLinear
 from trainer.system.errors import InputError
 
@@ -71,18 +70,6 @@ def feed_of(replica: TorchReplica | TorchGenerator) -> Any:
     (stream,) = found
     assert isinstance(stream, LayerStream)
     return stream.feed
-
-
-def train(replica: TorchReplica, weights: np.ndarray, batch: Any) -> list[Any]:
-    """Return what two steps and an evaluation give; weights move by the gradient between."""
-    results: list[Any] = []
-    for _ in range(2):
-        flat, result, order = gradient(replica, batch)
-        results += [flat.tobytes(), result.loss_sum, result.ce_sum, order]
-        weights = weights - np.float32(0.01) * flat
-        replica.write_trainable(weights)
-    scores = replica.evaluate([sample for sample in batch if sample.soft is None] or batch)
-    return [*results, scores, weights.tobytes()]
 
 
 @pytest.mark.parametrize(("family", "task", "form", "resident", "recompute"), WAYS)
@@ -254,12 +241,3 @@ def test_what_cannot_stream_refuses_a_number(tiny: Tiny, settings: Any, why: str
 def test_a_model_of_another_familys_code_refuses_a_number(tiny: Tiny) -> None:
     with pytest.raises(InputError, match=r"model.resident 1: .*; take all or auto$"):
         tiny.start(tiny.model("gpt2"), task="causal-lm", model__resident=1)
-
-
-def test_layers_that_stay_lie_between_those_that_are_read() -> None:
-    assert sorted(streamed_layers(8, 4)) == [0, 2, 4, 6]
-    assert sorted(streamed_layers(5, 0)) == [0, 1, 2, 3, 4]
-    for layers in (2, 7, 30):
-        assert not streamed_layers(layers, None)
-        for resident in range(layers + 2):
-            assert len(streamed_layers(layers, resident)) == max(0, layers - resident)

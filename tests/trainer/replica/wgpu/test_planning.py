@@ -109,6 +109,8 @@ def recorded(
         {"method": "lora", "task": "causal-lm", "lora__target_modules": ["q_proj", "down_proj"]},
         {"method": "lora", "model__quantization": "nf4", "model__dtype": "bfloat16"},
         {"method": "lora", "lora__freeze_a": True},
+        {"method": "lora", "model__resident": 0},
+        {"method": "lora", "model__resident": 0, "model__quantization": "nf4"},
         {"method": "lora", "lora__freeze_a": True, "lora__layers_to_transform": [1]},
         {"task": "causal-lm", "distillation__alpha": 0.5, "data__max_seq_len": 1000},
     ],
@@ -182,7 +184,9 @@ def test_a_model_that_does_not_fit_is_refused(
     config = tiny.config(folder)
     layout = build_layout(folder, config)
     monkeypatch.setattr(planning, "measure_available_memory", lambda _adapter: 300_000)
-    with pytest.raises(InputError, match=r"the run needs .* are free; use method lora"):
+    with pytest.raises(
+        InputError, match=r"the run needs .* are free; use a smaller data\.max_seq_len"
+    ):
         plan_replica(folder, config, layout, device)
 
 

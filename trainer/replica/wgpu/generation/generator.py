@@ -23,6 +23,7 @@ from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import USABLE, MemoryPool, measure_available_memory
 from trainer.replica.wgpu.layers.decoder import Decoder
+from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 from trainer.system.errors import InputError
 
 _WORDS = ALIGNMENT // 4
@@ -63,13 +64,22 @@ class WgpuGenerator:
 
     Args:
         decoder: a language model whose weights are written.
+        uploads: writes the layers that are not resident; None: all are.
         batch: the most samples that are continued together.
     """
 
-    def __init__(self, device: Device, decoder: Decoder, *, batch: int = 8) -> None:
+    def __init__(
+        self,
+        device: Device,
+        decoder: Decoder,
+        uploads: LayerUploads | None = None,
+        *,
+        batch: int = 8,
+    ) -> None:
         self.device = f"wgpu:{device.adapter.index}"
         self._device = device
         self._decoder = decoder
+        self._uploads = uploads
         self._batch = batch
         self._pool = MemoryPool(device)
         self._made: tuple[StepShape, _RecordedStep] | None = None  # the requested, the fitting one
@@ -95,7 +105,8 @@ class WgpuGenerator:
         made: dict[int, list[int]] = {}
         for first in range(0, len(order), batch):
             group = order[first : first + batch]
-            run = _Run(self._device, recorded, [prompts[index] for index in group])
+            asked = [prompts[index] for index in group]
+            run = _Run(self._device, recorded, asked, self._uploads)
             continued = Continuation(group, max_new_tokens, sampling, stop, until)
             # 3. Take the prompts of a group into the cache, in chunks.
             logits, place = run.prefill(), 0
@@ -166,10 +177,15 @@ class _Run:
     """A batch of samples in progress; rows without a sample continue a token 0."""
 
     def __init__(
-        self, device: Device, recorded: _RecordedStep, prompts: Sequence[Sequence[int]]
+        self,
+        device: Device,
+        recorded: _RecordedStep,
+        prompts: Sequence[Sequence[int]],
+        uploads: LayerUploads | None,
     ) -> None:
         self._device = device
         self._recorded = recorded
+        self._uploads = uploads
         self._lengths = np.ones(recorded.shape.batch, np.int64)
         self._lengths[: len(prompts)] = [len(prompt) for prompt in prompts]
         chunks = -(-self._lengths.max() // recorded.shape.chunk)
@@ -212,11 +228,15 @@ class _Run:
         rows = np.arange(len(ids)) * ids.shape[1] + last
         padded = (_pad_words(words.ravel()) for words in (ids, starts, rows))
         self._device.write(part.vector, np.concatenate(list(padded)).astype(np.uint32))
-        if ids.shape[1] == 1:
+        if self._uploads is not None:
+            self._uploads.announce([part.graph.segments])
+        elif ids.shape[1] == 1:
             part.graph.run()
             return
         # Some systems consider a device hung that is busy for seconds with one submission.
         for name in part.graph.segments:
+            if self._uploads is not None:
+                self._uploads.write_layer(name)
             part.graph.run(*part.graph.find_segment(name))
 
 

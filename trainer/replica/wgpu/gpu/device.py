@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import wgpu
+from wgpu.backends import wgpu_native
 
 from trainer.planning.vulkan_buffers import Kind, align_size, tensor_bytes
 from trainer.replica.wgpu.gpu.array import Array
@@ -16,6 +17,7 @@ from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryE
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 from trainer.system.process.slow_log import log_if_slow
 
+_native: Any = wgpu_native
 LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
@@ -145,6 +147,23 @@ class Device:
             # A lost device is reported here; submitting to it would abort the process.
             commands = encoder.finish()
             self.handle.queue.submit([commands])
+
+    def mark_submitted(self) -> Callable[[], None]:
+        """Return what waits until all that was submitted before this call has been computed.
+
+        wgpu-py's own call for it is broken (0.32): its callback lacks an argument.
+        """
+        lib, ffi = _native.lib, _native.ffi
+        with self.raise_device_errors():
+            self.create_encoder().finish()  # reports a lost device, see `submit`
+            number = lib.wgpuQueueSubmitForIndex(self.handle.queue._internal, 0, ffi.NULL)
+
+        def wait_until_computed() -> None:
+            with self.raise_device_errors():
+                submission = ffi.new("WGPUSubmissionIndex *", number)
+                lib.wgpuDevicePoll(self.handle._internal, True, submission)
+
+        return wait_until_computed
 
     @contextmanager
     def raise_device_errors(self) -> Iterator[None]:

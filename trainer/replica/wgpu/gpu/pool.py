@@ -130,16 +130,18 @@ def measure_available_memory(adapter: Adapter, devices: Path = pci.DEVICES) -> i
     return pci.free_memory(adapter.address, devices) if adapter.address else None
 
 
-def check_fits(budget: MemoryBudget, there: int, device: str) -> None:
+def check_fits(budget: MemoryBudget, there: int, device: str, smaller: str) -> None:
     """Refuse a budget that exceeds a device's memory.
+
+    Args:
+        smaller: what needs less, in words.
 
     Raises:
         InputError: names the needed and the available memory.
     """
     if budget.total > there * USABLE:
         raise InputError(
-            f"{device}: the run needs {budget}, {_format_gib(there)} are free; use method lora,"
-            " model.quantization nf4 or a smaller data.max_seq_len"
+            f"{device}: the run needs {budget}, {_format_gib(there)} are free; use {smaller}"
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +15,52 @@ from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import SIDE_A, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
-from trainer.planning.vulkan import frozen_tensors
+from trainer.planning.vulkan import frozen_tensors, shared_linears
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.weights.floats import from_bf16, stored_values, to_bf16
 from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
+from trainer.replica.wgpu.weights.layer_uploads import LayerUploads, StoredTensors
 from trainer.system.errors import InputError
 
 _STEP = 1 << 22  # elements of a piece
 
 
-def take_frozen(model: Architecture, config: RunConfig, pool: MemoryPool) -> dict[str, Array]:
+@dataclass(frozen=True)
+class FrozenBase:
+    """Everything that does not train, on the device."""
+
+    arrays: dict[str, Array]
+    """By the layout's names; linears that are not resident share them."""
+    uploads: LayerUploads | None
+    """Writes the layers that are not resident; None: all are."""
+
+
+def take_frozen(
+    model: Architecture, config: RunConfig, pool: MemoryPool, resident: int | None = None
+) -> dict[str, Array]:
     """Take memory for everything that does not train, by the layout's names; not filled.
 
     Vectors are fp32, rounded to the config's dtype.
 
+    Args:
+        resident: layers whose linears stay on the device; None: those of `model.resident`.
+
     Raises:
         OutOfMemoryError: it does not fit.
     """
-    return {
-        name: pool.take(shape, kind, purpose="frozen")
-        for name, shape, kind in frozen_tensors(model, config)
-    }
+    shared, taken = shared_linears(model, config, resident), dict[str, Array]()
+    for name, shape, kind in frozen_tensors(model, config):
+        array = taken.get(shared.get(name, name))
+        taken[name] = pool.take(shape, kind, purpose="frozen") if array is None else array
+    return taken
 
 
-def load_frozen(model_dir: Path, config: RunConfig, pool: MemoryPool) -> dict[str, Array]:
+def load_frozen(
+    model_dir: Path, config: RunConfig, pool: MemoryPool, resident: int | None = None
+) -> FrozenBase:
     """Take memory as `take_frozen` does and fill it from a model directory.
 
     Raises:
@@ -49,7 +69,9 @@ def load_frozen(model_dir: Path, config: RunConfig, pool: MemoryPool) -> dict[st
     """
     device = pool.device
     assert device is not None, "a plan cannot be loaded"
-    arrays = take_frozen(read_architecture(model_dir), config, pool)
+    architecture = read_architecture(model_dir)
+    arrays = take_frozen(architecture, config, pool, resident)
+    shared = shared_linears(architecture, config, resident)
     drawn = {name for name in arrays if name.endswith(SIDE_A)}
     headers = _stored_headers(model_dir, {name: arrays[name] for name in arrays.keys() - drawn})
     for name in drawn:
@@ -57,17 +79,30 @@ def load_frozen(model_dir: Path, config: RunConfig, pool: MemoryPool) -> dict[st
         _upload_chunks(device, arrays[name], [initial_tensor(headers, config.training.seed, slot)])
     rounded = config.model.dtype == "bfloat16"
     packed = {name: header for name, header in headers.items() if arrays[name].kind == "nf4"}
-    for name in headers.keys() - packed.keys():
+    for name in headers.keys() - packed.keys() - shared.keys():
         array = arrays[name]
         _upload_chunks(device, array, _convert_tensor(headers[name], array.kind, rounded))
-    if packed:
-        with open_quantized(model_dir, packed, through_bf16=rounded) as codes:
-            for name in packed:
-                _upload_chunks(device, arrays[name], _read_raw(codes[name]))
-                scales = arrays[name].scales
-                assert scales is not None, name
-                _upload_chunks(device, scales, _read_raw(codes[name + ABSMAX]))
-    return arrays
+    with ExitStack() as opened:
+        if packed:
+            quantized = open_quantized(model_dir, packed, through_bf16=rounded)
+            headers |= opened.enter_context(quantized)
+
+        def stored_parts(name: str) -> StoredTensors:
+            """Return the tensors of the file that make one on the device."""
+            parts, scales = {name: (headers[name], arrays[name])}, arrays[name].scales
+            if scales is not None:
+                parts[name + ABSMAX] = headers[name + ABSMAX], scales
+            return parts
+
+        for name in packed.keys() - shared.keys():
+            for header, array in stored_parts(name).values():
+                _upload_chunks(device, array, _read_raw(header))
+        layers: dict[int, StoredTensors] = {}
+        for name in shared:
+            layers.setdefault(int(name.split(".")[2]), {}).update(stored_parts(name))
+        # A file that no cache keeps goes with what reads it.
+        uploads = LayerUploads(device, layers, opened.pop_all()) if layers else None
+    return FrozenBase(arrays, uploads)
 
 
 def _stored_headers(model_dir: Path, arrays: dict[str, Array]) -> dict[str, TensorHeader]:

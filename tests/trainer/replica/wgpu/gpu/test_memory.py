@@ -87,12 +87,13 @@ def test_what_was_not_taken_cannot_be_given() -> None:
 
 def test_a_budget_above_the_memory_is_refused_in_one_line() -> None:
     budget = MemoryBudget({"frozen": 6 << 30, "activations": 2 << 30})
-    check_fits(budget, 9 << 30, "Radeon")
+    check_fits(budget, 9 << 30, "Radeon", "less")
     with pytest.raises(InputError) as refused:
-        check_fits(budget, 8 << 30, "Radeon")
+        check_fits(budget, 8 << 30, "Radeon", "less")
     message = str(refused.value)
     assert "\n" not in message
     assert "Radeon: the run needs 8.0 GiB (frozen 6.0, activations 2.0), 8.0 are free" in message
+    assert message.endswith("; use less")
 
 
 def adapter(kind: Kind, address: str = "") -> Adapter:

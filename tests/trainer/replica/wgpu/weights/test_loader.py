@@ -76,7 +76,7 @@ def test_every_dtype_into_every_kind(
 ) -> None:
     monkeypatch.setattr(loader, "_STEP", 512)  # several pieces a tensor
     store(model, tensors_of(model), stored)
-    arrays = load_frozen(model, config_of(model, dtype=dtype), MemoryPool(device))
+    arrays = load_frozen(model, config_of(model, dtype=dtype), MemoryPool(device)).arrays
     source = tensors_of(model)
     assert "score.weight" not in arrays
     for name, array in arrays.items():
@@ -95,7 +95,7 @@ def test_shards_and_a_bare_prefix(model: Path, device: Device) -> None:
         save_file({name: bare[name] for name in chosen}, model / shard)
         weight_map |= dict.fromkeys(chosen, shard)
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    for name, array in load_frozen(model, config_of(model), MemoryPool(device)).items():
+    for name, array in load_frozen(model, config_of(model), MemoryPool(device)).arrays.items():
         np.testing.assert_array_equal(host(device, array), source[name].numpy(), err_msg=name)
 
 
@@ -111,7 +111,7 @@ def test_nf4_is_that_of_the_torch_replica(
     monkeypatch.setattr(nf4_file, "_STEP", 640)
     monkeypatch.setattr(loader, "_STEP", 512)
     config = config_of(model, dtype=dtype, quantization="nf4", task="causal-lm")
-    arrays = load_frozen(model, config, MemoryPool(device))
+    arrays = load_frozen(model, config, MemoryPool(device)).arrays
     quantised = {name: array for name, array in arrays.items() if array.kind == "nf4"}
     assert len(quantised) == 14  # seven linears in two layers
     parameters = dict(load_model(model, config, torch.device("cpu")).named_parameters())
@@ -151,9 +151,9 @@ def test_a_good_file_is_used_again_and_another_model_has_its_own(
     model: Path, device: Device, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_of(model, quantization="nf4")
-    first = read_codes(device, load_frozen(model, config, MemoryPool(device)))
+    first = read_codes(device, load_frozen(model, config, MemoryPool(device)).arrays)
     with caplog.at_level(logging.INFO):
-        assert read_codes(device, load_frozen(model, config, MemoryPool(device))) == first
+        assert read_codes(device, load_frozen(model, config, MemoryPool(device)).arrays) == first
     assert "quantising" not in caplog.text
     flip_last_byte(model / "model.safetensors")
     load_frozen(model, config, MemoryPool(device))
@@ -166,10 +166,10 @@ def test_where_nothing_can_be_written_it_is_made_for_this_run(
 ) -> None:
     cache.write_text("a file")
     config = config_of(model, quantization="nf4")
-    first = read_codes(device, load_frozen(model, config, MemoryPool(device)))
+    first = read_codes(device, load_frozen(model, config, MemoryPool(device)).arrays)
     assert "set MOTLEY_CACHE to a folder to write to; quantised for this run only" in caplog.text
     cache.unlink()
-    assert first == read_codes(device, load_frozen(model, config, MemoryPool(device)))
+    assert first == read_codes(device, load_frozen(model, config, MemoryPool(device)).arrays)
     assert len(kept(cache)) == 1
 
 

@@ -1,0 +1,180 @@
+"""Layers that are written to a device at each use: the bits of a resident run, and the memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.covering import covering
+from tests.trainer.replica.driving import gradient, taught, train
+from tests.trainer.replica.torch.test_streaming import FORMATS, TASKS
+from trainer.config.lora import LINEARS
+from trainer.model.layout import build_layout
+from trainer.planning.resident_layers import describe_residents
+from trainer.planning.vulkan import USABLE
+from trainer.replica.wgpu import planning
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.planning import plan_memory
+from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
+from trainer.system.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.trainer.tiny import Tiny
+    from trainer.replica.wgpu.replica import WgpuReplica
+
+LAYERS = 5
+CASES = [
+    *(("qwen3", task, "fp32", 0) for task in TASKS if task not in ("dpo", "packed")),
+    *(("qwen2", "causal-lm", form, 1) for form in FORMATS if "products" not in form),
+    ("qwen3", "distillation", "bf16", 2),
+    ("llama", "freeze-a", "nf4", 0),
+    ("llama", "classify", "nf4 of bf16", 3),
+]
+WAYS = covering((*case, recompute) for case in CASES for recompute in (True, False))
+
+
+def uploads_of(replica: WgpuReplica) -> LayerUploads:
+    uploads = replica._loaded.uploads
+    assert uploads is not None
+    return uploads
+
+
+@pytest.mark.parametrize(("family", "task", "form", "resident", "recompute"), WAYS)
+def test_losses_gradients_and_weights_are_those_of_the_resident_run(
+    device: Device, tiny: Tiny, family: str, task: str, form: str, resident: int, recompute: bool
+) -> None:
+    dtype, stored = FORMATS[form]
+    folder = tiny.model(family, dtype=dtype, num_hidden_layers=LAYERS)
+    settings: dict[str, Any] = TASKS[task] | stored
+    settings |= {"training__gradient_checkpointing": recompute}
+    settings |= {"training__micro_batch_size": 2, "lora__lora_rank": 4}
+    batch = tiny.batch(5, settings.get("task", "classify"))
+    batch = taught(batch, rest=False) if task == "distillation" else batch
+    whole = train(*tiny.wgpu(device, folder, **settings, model__resident="all"), batch)
+    replica, weights = tiny.wgpu(device, folder, **settings, model__resident=resident)
+    assert train(replica, weights, batch) == whole
+    assert len(uploads_of(replica)._order) == LAYERS - resident
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16", "nf4"])
+def test_layers_that_do_not_stay_have_the_memory_of_two(
+    device: Device, tiny: Tiny, form: str
+) -> None:
+    dtype, stored = FORMATS[form]
+    folder = tiny.model(dtype=dtype, num_hidden_layers=LAYERS)
+    taken: dict[int | str, int] = {}
+    for resident in (0, 3, "all"):
+        before = device.allocated
+        replica, _ = tiny.wgpu(device, folder, task="causal-lm", **stored, model__resident=resident)
+        taken[resident] = device.allocated - before
+    frozen = replica._loaded.decoder.layers[0]
+    arrays = [getattr(frozen, linear.removesuffix("_proj")).weight for linear in LINEARS]
+    arrays += [each.scales for each in arrays if each.scales]
+    layer = sum(each.buffer.size for each in arrays)
+    assert taken["all"] - taken[0] == (LAYERS - 2) * layer
+    assert taken[3] == taken["all"], "two layers have the memory of two"
+
+
+def test_no_layer_is_read_twice_in_one_direction(device: Device, tiny: Tiny) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    replica, _ = tiny.wgpu(
+        device, folder, task="causal-lm", model__resident=0, training__micro_batch_size=2
+    )
+    feed, batch = uploads_of(replica).feed, tiny.batch(4, "causal-lm")
+    gradient(replica, batch[:2])
+    # At each turn both slots still have the layers that are needed first; one more is on its way.
+    assert feed.reads == LAYERS + LAYERS - 2 + 1
+    gradient(replica, batch)
+    assert feed.reads == LAYERS + LAYERS - 2 + 1 + 2 * 2 * (LAYERS - 2)
+
+
+def test_answers_are_those_of_the_resident_model(device: Device, tiny: Tiny) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    settings: dict[str, Any] = {"task": "causal-lm", "model__quantization": "nf4"}
+    found: list[Any] = []
+    for resident in ("all", 1):
+        replica, _ = tiny.wgpu(device, folder, **settings, model__resident=resident)
+        batch = tiny.batch(2, "causal-lm")
+        answers = replica.answer([[5, 6, 7], [8]], 6, frozenset())
+        found.append((answers, gradient(replica, batch)[0].tobytes()))
+    assert found[0] == found[1]
+
+
+def test_a_file_that_is_cut_ends_the_step_with_one_line(
+    device: Device, tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.model(num_hidden_layers=LAYERS), folder)
+    replica, _ = tiny.wgpu(device, folder, task="causal-lm", model__resident=1)
+    batch = tiny.batch(2, "causal-lm")
+    gradient(replica, batch)
+    path = folder / "model.safetensors"
+    os.truncate(path, 4096)
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: layer \d .*trunc") as caught:
+        gradient(replica, batch)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_host_is_two_layers_ahead_of_the_device_at_most(
+    device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written waits in the host's memory until the device has taken it."""
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    replica, _ = tiny.wgpu(device, folder, task="causal-lm", model__resident=0)
+    marked = waited = ahead = 0
+    mark = device.mark_submitted
+
+    def count_marks() -> Any:
+        nonlocal marked
+        wait, number = mark(), marked
+        marked += 1
+
+        def count_waits() -> None:
+            nonlocal waited
+            wait()
+            waited = number + 1
+
+        return count_waits
+
+    monkeypatch.setattr(device, "mark_submitted", count_marks)
+    write = device.handle.queue.write_buffer
+
+    def count_ahead(*given: Any) -> None:
+        nonlocal ahead
+        ahead = max(ahead, marked - waited)
+        write(*given)
+
+    monkeypatch.setattr(device.handle.queue, "write_buffer", count_ahead)
+    gradient(replica, tiny.batch(2, "causal-lm"))
+    assert marked == LAYERS + LAYERS - 2
+    assert ahead == 1
+
+
+def test_memory_decides_how_many_layers_stay(
+    device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    settings: dict[str, Any] = {"task": "causal-lm", "data__max_seq_len": 64}
+    settings |= {"training__micro_batch_size": 1}
+    batch = tiny.batch(2, "causal-lm")
+    found = gradient(tiny.wgpu(device, folder, **settings)[0], batch)[0]
+    layout = build_layout(folder, config := tiny.config(folder, **settings))
+    for resident in (None, 2, 1, 0):
+        needed = plan_memory(folder, config, layout, 1, recompute=True, resident=resident).total
+        free = math.ceil(needed / USABLE)
+        monkeypatch.setattr(planning, "measure_available_memory", lambda _, free=free: free)
+        replica, _ = tiny.wgpu(device, folder, **settings)
+        stays = "" if resident is None else describe_residents(resident, LAYERS)
+        assert replica.residents == stays
+        assert np.array_equal(gradient(replica, batch)[0], found)
+    monkeypatch.setattr(planning, "measure_available_memory", lambda _: free - 2)
+    with pytest.raises(InputError, match=r"are free; use a smaller data\.max_seq_len$"):
+        tiny.wgpu(device, folder, **settings)

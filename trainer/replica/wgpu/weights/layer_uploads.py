@@ -1,0 +1,122 @@
+"""Layers that are not resident, written to the device just before the segment that uses them.
+
+Two layers of the device's memory are theirs by turns: a queue runs in order, so a layer is written
+when all that used the one before it in its place has been computed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+
+from trainer.model.safetensors_headers import TensorHeader
+from trainer.planning.vulkan import SLOTS
+from trainer.planning.vulkan_buffers import Kind
+from trainer.replica.weights.floats import convert_stored, to_bf16
+from trainer.replica.weights.frozen_weights import FrozenWeights
+from trainer.replica.weights.layer_feed import LayerFeed
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+
+StoredTensors = dict[str, tuple[TensorHeader, Array]]
+"""Where each tensor is in a file, and its memory on the device."""
+_AS_STORED = {("F32", "f32"), ("BF16", "bf16"), ("U8", "nf4")}
+
+
+class LayerUploads:
+    """Writer of the layers of a frozen base that are not resident.
+
+    Args:
+        layers: their tensors; layers whose places in the order differ by two have the same memory.
+        opened: keeps their files until this object is gone.
+
+    Raises:
+        InputError: a file cannot be opened.
+    """
+
+    def __init__(
+        self, device: Device, layers: Mapping[int, StoredTensors], opened: ExitStack
+    ) -> None:
+        self._device, self._layers, self._opened = device, layers, opened
+        self._order = sorted(layers)
+        self._slots = {layer: place % SLOTS for place, layer in enumerate(self._order)}
+        self._present: list[int | None] = [None] * SLOTS
+        self._coming: deque[int] = deque()
+        self._computed: Callable[[], None] | None = None
+        self.feed = LayerFeed(
+            FrozenWeights(
+                {
+                    layer: {name: header for name, (header, _) in tensors.items()}
+                    for layer, tensors in layers.items()
+                }
+            )
+        )
+        """Reads the layers."""
+
+    def announce(self, graphs: Iterable[Sequence[str]]) -> None:
+        """Take the segments of the graphs that will be submitted, in their order."""
+        layers = (_layer_number(name) for segments in graphs for name in segments)
+        self._coming = deque(layer for layer in layers if layer in self._slots)
+
+    def write_layer(self, segment: str) -> None:
+        """Write the layer of a segment before it is submitted, unless the device has it.
+
+        Raises:
+            InputError: the layer cannot be read.
+            DeviceError: the device fails.
+        """
+        layer = _layer_number(segment)
+        if layer not in self._slots:
+            return
+        announced = self._coming.popleft()
+        assert layer == announced, f"{segment}: layer {announced} was announced"
+        slot = self._slots[layer]
+        if self._present[slot] == layer:
+            return
+        self._present[slot] = None
+        self.feed.hold(layer, self._find_following(layer))
+        self._limit_staging()
+        for name, (header, array) in self._layers[layer].items():
+            raw = self.feed.tensor(layer, name)
+            _write_bytes(self._device, array, _convert_bytes(raw, header.dtype, array.kind))
+        self._present[slot] = layer
+
+    def _find_following(self, layer: int) -> int | None:
+        """Return the layer that is read after this one; None: the device has all."""
+        present = {layer, *self._present}
+        # After what was announced a forward begins.
+        return next((one for one in chain(self._coming, self._order) if one not in present), None)
+
+    def _limit_staging(self) -> None:
+        """Wait until all layers but the last have left the host's memory.
+
+        The host would else be ahead of the device by as many layers as it can read.
+        """
+        computed, self._computed = self._computed, self._device.mark_submitted()
+        if computed is not None:
+            computed()
+
+
+def _write_bytes(device: Device, array: Array, raw: np.ndarray) -> None:
+    """Write bytes in the kind of an array, without its scales."""
+    raw = np.pad(raw, (0, -raw.size % 4)) if raw.size % 4 else raw
+    device.write(replace(array, shape=(array.nbytes // 4,), kind="u32", scales=None), raw)
+
+
+def _convert_bytes(raw: np.ndarray, dtype: str, kind: Kind) -> np.ndarray:
+    """Return stored bytes in the kind of an array."""
+    if (dtype, kind) in _AS_STORED:
+        return raw
+    values = convert_stored(raw, dtype)
+    return (to_bf16(values) if kind == "bf16" else values).view(np.uint8)
+
+
+def _layer_number(segment: str) -> int | None:
+    """Return the layer of `forward.N` and `backward.N`; None for other segments."""
+    part, _, number = segment.partition(".")
+    return int(number) if part in ("forward", "backward") else None
