@@ -130,25 +130,26 @@ def test_one_is_killed_in_the_middle_of_a_step_and_comes_back(
     finish(run, [0, 1, 2])
 
 
-def cut(model: Path, _faulty: dict[str, str]) -> None:
-    os.truncate(model / "model.safetensors", 4096)
+def cut(file: Path, _faulty: dict[str, str]) -> None:
+    os.truncate(file, 4096)
 
 
-def exchange_file(model: Path, _faulty: dict[str, str]) -> None:
-    again = shutil.copy(model / "model.safetensors", model / "again")
-    Path(again).replace(model / "model.safetensors")
+def exchange_file(file: Path, _faulty: dict[str, str]) -> None:
+    again = Path(shutil.copy(file, file.with_name("again")))
+    again.replace(file)
 
 
-def break_disk(_model: Path, faulty: dict[str, str]) -> None:
+def break_disk(_file: Path, faulty: dict[str, str]) -> None:
     order(faulty, "EIO")
 
 
 @pytest.mark.parametrize(
-    ("inject", "words"),
+    ("inject", "quantization", "words"),
     [
-        (cut, "cannot be read: the file is truncated, download or copy it again"),
-        (exchange_file, "was read; start the worker again"),
-        (break_disk, "cannot be read: Input/output error"),
+        (cut, "none", "cannot be read: the file is truncated, download or copy it again"),
+        (cut, "nf4", "cannot be read: the file is truncated, download or copy it again"),
+        (exchange_file, "none", "was read; start the worker again"),
+        (break_disk, "none", "cannot be read: Input/output error"),
     ],
 )
 def test_a_file_that_fails_ends_its_worker_with_one_line_and_the_run_goes_on(
@@ -156,18 +157,21 @@ def test_a_file_that_fails_ends_its_worker_with_one_line_and_the_run_goes_on(
     faulty: dict[str, str],
     tmp_path: Path,
     inject: Callable[[Path, dict[str, str]], None],
+    quantization: str,
     words: str,
 ) -> None:
-    own = shutil.copytree(run.bench.model, tmp_path / "own")
+    run.configure(**SETTINGS, model__quantization=quantization)
+    own, cache = shutil.copytree(run.bench.model, tmp_path / "own"), tmp_path / "cache"
     run.coordinator(2)
     run.torch_worker(0, *CPU)
     setting = ("--set", f"model.path={own}")
-    worker = run.torch_worker(1, *STREAMED, *setting, **faulty)
+    worker = run.torch_worker(1, *STREAMED, *setting, **faulty, MOTLEY_CACHE=str(cache))
     run.wait_step(3)
-    inject(own, faulty)
+    (file,) = (own if quantization == "none" else cache).rglob("*.safetensors")
+    inject(file, faulty)
     assert worker.wait() == 2
     last = worker.text.splitlines()[-1]
-    assert re.search(rf"{re.escape(str(own))}/model.safetensors: .*{words}$", last)
+    assert re.search(rf"{re.escape(str(file))}: .*{words}$", last)
     assert "Traceback" not in worker.text
     lost = run.wait_event("lost", rank=1)["step"]
     finish(run, [0])
