@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "exchange__step_deadline": 250.0,  # on a busy machine a shard on llvmpipe may take seconds
 }
 CPU = ("--gpu-backend", "cpu")
-STREAMED = (*CPU, "--set", "model.resident=0")
+STREAMED = ("--set", "model.resident=0")
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,8 @@ def test_one_is_killed_in_the_middle_of_a_step_and_comes_back(
 ) -> None:
     run.coordinator(3)
     run.torch_worker(0, *CPU, "--set", "model.resident=all")
-    dying = run.torch_worker(1, *STREAMED, **faulty)
-    run.torch_worker(2, "--gpu-backend", "wgpu", "--set", "model.resident=0")
+    dying = run.torch_worker(1, *CPU, *STREAMED, **faulty)
+    run.torch_worker(2, "--gpu-backend", "wgpu", *STREAMED)
     wait_for(lambda: run.step >= 3, "all joined", run, 250)
     joined = {event["rank"]: event for event in run.events("joined")}
     assert {rank: event["backend"] for rank, event in joined.items()} == {
@@ -119,7 +119,7 @@ def test_one_is_killed_in_the_middle_of_a_step_and_comes_back(
     lost = run.wait_event("lost", rank=1)["step"]
     run.wait_step(lost + 1)
     assert list_ranks(run.records("step")[lost]) == {0, 2}
-    run.torch_worker(1, *STREAMED)
+    run.torch_worker(1, *CPU, *STREAMED)
     back = run.wait_event("rejoined", rank=1)["step"]
     wait_for(
         lambda: any(list_ranks(step) == {0, 1, 2} for step in run.records("step")[back:]),
@@ -143,30 +143,38 @@ def break_disk(_file: Path, faulty: dict[str, str]) -> None:
     order(faulty, "EIO")
 
 
+TRUNCATED = "cannot be read: the file is truncated, download or copy it again"
+
+
 @pytest.mark.parametrize(
-    ("inject", "quantization", "words"),
+    ("inject", "backend", "quantization", "words"),
     [
-        (cut, "none", "cannot be read: the file is truncated, download or copy it again"),
-        (cut, "nf4", "cannot be read: the file is truncated, download or copy it again"),
-        (exchange_file, "none", "was read; start the worker again"),
-        (break_disk, "none", "cannot be read: Input/output error"),
+        (cut, "cpu", "none", TRUNCATED),
+        (cut, "cpu", "nf4", TRUNCATED),
+        (cut, "wgpu", "none", TRUNCATED),
+        (exchange_file, "cpu", "none", "was read; start the worker again"),
+        (break_disk, "cpu", "none", "cannot be read: Input/output error"),
     ],
 )
 def test_a_file_that_fails_ends_its_worker_with_one_line_and_the_run_goes_on(
+    request: pytest.FixtureRequest,
     run: Cluster,
     faulty: dict[str, str],
     tmp_path: Path,
     inject: Callable[[Path, dict[str, str]], None],
+    backend: str,
     quantization: str,
     words: str,
 ) -> None:
+    if backend == "wgpu":
+        request.getfixturevalue("vulkan")
     run.configure(**SETTINGS, model__quantization=quantization)
     own, cache = shutil.copytree(run.bench.model, tmp_path / "own"), tmp_path / "cache"
     run.coordinator(2)
     run.torch_worker(0, *CPU)
-    setting = ("--set", f"model.path={own}")
-    worker = run.torch_worker(1, *STREAMED, *setting, **faulty, MOTLEY_CACHE=str(cache))
-    run.wait_step(3)
+    flags = ("--gpu-backend", backend, *STREAMED, "--set", f"model.path={own}")
+    worker = run.torch_worker(1, *flags, **faulty, MOTLEY_CACHE=str(cache))
+    wait_for(lambda: run.step >= 3, "both joined", run, 250)
     (file,) = (own if quantization == "none" else cache).rglob("*.safetensors")
     inject(file, faulty)
     assert worker.wait() == 2
