@@ -58,6 +58,8 @@ class RunMemory:
     headers: Mapping[str, TensorHeader]
     layout: GradientLayout
     config: RunConfig
+    needs_transformers: bool
+    """Whether transformers' own code computes the model."""
 
     @classmethod
     def of_model_folder(cls, folder: Path, config: RunConfig) -> RunMemory:
@@ -67,10 +69,17 @@ class RunMemory:
             InputError: the model cannot be used, or does not fit the config.
         """
         layout = build_layout(folder, config)
-        reason = explain_transformers_only(read_config(folder), config.data.max_seq_len)
-        reason = reason or explain_refusal(config, "wgpu")
-        architecture = None if reason else read_architecture(folder)
-        return cls(read_shape(folder), architecture, reason, read_headers(folder), layout, config)
+        foreign = explain_transformers_only(read_config(folder), config.data.max_seq_len)
+        reason = foreign or explain_refusal(config, "wgpu")
+        return cls(
+            read_shape(folder),
+            None if reason else read_architecture(folder),
+            reason,
+            read_headers(folder),
+            layout,
+            config,
+            needs_transformers=bool(foreign),
+        )
 
     def needed_bytes(
         self,
@@ -110,7 +119,7 @@ class RunMemory:
     @property
     def may_stream(self) -> bool:
         """Whether its workers may read layers at each use, by `model.resident: auto`."""
-        return self.architecture is not None and can_stream(self.config)
+        return not self.needs_transformers and can_stream(self.config)
 
     def _plan_worker(
         self, backend: Backend, resident: int | None = None, *, coordinates: bool = False

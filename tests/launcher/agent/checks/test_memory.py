@@ -50,10 +50,12 @@ def test_layers_that_stay_are_not_read(
     assert found == Finding("ok", "all stay in memory")
 
 
+@pytest.mark.parametrize("settings", [{}, {"task": "dpo", "num_classes": None}])
 def test_layers_that_do_not_fit_are_read_and_products_are_timed(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]
 ) -> None:
-    found = find_layers(tiny_model(num_hidden_layers=LAYERS), monkeypatch, 1.0)
+    """Also of a run that Vulkan refuses."""
+    found = find_layers(tiny_model(num_hidden_layers=LAYERS), monkeypatch, 1.0, **settings)
     said = re.match(
         rf"(\d+) of {LAYERS} layers resident, (\d+) streamed from the disk at [\d.e+]+ GB/s;"
         r" free from [\d,]+ tokens a pass.*; products at [\d.e+]+ GFLOP/s",
