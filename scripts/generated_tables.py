@@ -1,6 +1,6 @@
 """Tables of the documents, generated from what reads them: settings from the pydantic models, those
-that an engine refuses, checks from their rows, commands and options from Click, exit codes from the
-errors.
+that an engine refuses, checks and rules of strategies from their rows, commands and options from
+Click, exit codes from the errors.
 
     python scripts/generated_tables.py            # writes the blocks between markers
     python scripts/generated_tables.py --check    # writes nothing; 1 if one of them is out of date
@@ -33,6 +33,7 @@ from trainer.cli import trainer
 from trainer.config.capabilities import ENGINE_TITLES, NEEDS_TORCH, REFUSALS
 from trainer.config.run import RunConfig
 from trainer.exchange.protocol import messages
+from trainer.planning.decision import ROOT, Leaf, Rule
 from trainer.system.backends import BACKENDS
 from trainer.system.errors import EXIT_CODES
 
@@ -289,6 +290,27 @@ def describe_field(schema: dict[str, Any]) -> str:
     return ", ".join([*dict.fromkeys(words), *["null"] * (len(words) < len(parts))])
 
 
+def draw_strategy_rules() -> str:
+    """Return the rules that pick a strategy as a Mermaid flowchart."""
+    lines = ["```mermaid", "flowchart TD"]
+    seen: set[str] = set()
+
+    def draw_children(node: Rule | Leaf) -> str:
+        return f'{node.key}(["{node.text}"])' if isinstance(node, Leaf) else node.key
+
+    def draw_node(node: Rule | Leaf) -> None:
+        if isinstance(node, Leaf) or node.key in seen:
+            return
+        seen.add(node.key)
+        lines.append(f'    {node.key}{{"{node.text}"}} -- yes --> {draw_children(node.yes)}')
+        lines.append(f"    {node.key} -- no --> {draw_children(node.no)}")
+        draw_node(node.yes)
+        draw_node(node.no)
+
+    draw_node(ROOT)
+    return "\n".join([*lines, "```"]) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": lambda: render("| key | values | default | meaning |", setting_rows(RunConfig)),
     "capabilities": render_capabilities,
@@ -298,6 +320,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trainer-exit-codes": describe_trainer_exits,
     "checks": describe_checks,
     "messages": describe_messages,
+    "strategy-rules": draw_strategy_rules,
     "launch-options": lambda: describe_options(find_commands(launch, "launch")),
     "trainer-options": lambda: describe_options(find_commands(trainer, "trainer")),
 }

@@ -14,6 +14,7 @@ from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from trainer.config.budget import CURRENCY
 from trainer.config.parallel import GROUP_STRATEGIES
+from trainer.system.backends import BACKENDS, TORCH_BACKENDS
 from trainer.system.key_table import KeyTable
 
 VARIABLES: dict[str, str] = {
@@ -87,7 +88,7 @@ INVENTORY_KEYS = KeyTable(
 )
 """Variables of the launcher and of Ansible, and options of ansible.cfg under their own names."""
 
-_BACKENDS = ("cuda", "wgpu", "cpu")
+_BACKENDS = tuple(BACKENDS)
 
 
 class VariableReader:
@@ -170,8 +171,9 @@ class VariableReader:
         ids, strategy = fields.pop("ids", None), fields.pop("strategy", None)
         if strategy not in GROUP_STRATEGIES:
             self.refuse("motley_devices", f"strategy must be one of {', '.join(GROUP_STRATEGIES)}")
-        if fields.get("backend") not in ("cuda", "cpu"):
-            self.refuse("motley_devices", "a replica group's backend must be cuda or cpu")
+        if fields.get("backend") not in TORCH_BACKENDS:
+            able = " or ".join(TORCH_BACKENDS)
+            self.refuse("motley_devices", f"a replica group's backend must be {able}")
         if "id" in fields or not isinstance(ids, list) or len(cast("list[Any]", ids)) < 2:
             self.refuse("motley_devices", "a replica group needs `ids`: two or more devices")
         devices = [

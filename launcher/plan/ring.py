@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
+from trainer.config.capabilities import explain_backend
 from trainer.config.exchange import MIN_RING_SIZE, RING_NOTE, ExchangeConfig
-from trainer.system.backends import BACKENDS
 from trainer.system.errors import InputError
 
 _INSTEAD = "choose others with --limit or motley_devices, or leave exchange.topology at star"
@@ -45,10 +45,10 @@ def check_ring(
                 f"exchange.topology ring: worker-{rank} on {host.name} is a replica group, and each"
                 f" worker of a ring has one device; {_INSTEAD}"
             )
-        if not BACKENDS[devices[0].backend].has_torch:
+        backend = devices[0].backend
+        if refusal := explain_backend(backend, "ring"):
             raise ConfigError(
-                f"exchange.topology ring: worker-{rank} on {host.name} computes with"
-                f" {devices[0].backend}, which torch.distributed does not support; {_INSTEAD}"
+                f"worker-{rank} on {host.name} computes with {backend}: {refusal}; {_INSTEAD}"
             )
     first = workers[0][0]
     for rank, (host, devices) in enumerate(workers):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from trainer.config.exchange import MIN_RING_SIZE
-from trainer.system.backends import BACKENDS, RequestedBackend
+from trainer.system.backends import BACKENDS, TORCH_BACKENDS, Backend, RequestedBackend
 from trainer.system.errors import InputError
 
 Engine = Literal[
@@ -87,6 +87,8 @@ _OF_LANGUAGE_MODELS = (
     *("lora.use_rslora", "training.sample_tokens"),
 )
 """Settings of which a script has its own, or no use."""
+_ABLE = " or ".join(TORCH_BACKENDS)
+_TORCH = f"--gpu-backend {_ABLE}"
 _ROUNDS = (
     "exchange.schedule: {engine} has no rounds, which need a coordinator and workers; leave it out"
 )
@@ -238,30 +240,35 @@ REFUSALS: tuple[Refusal, ...] = (
         "distillation.divergence",
         ("wgpu",),
         "distillation.divergence {value} is not computed by the wgpu engine, only forward is: use"
-        " --gpu-backend cuda or cpu",
+        f" {_TORCH}",
     ),
     Refusal(
         "lora.use_dora",
         ("wgpu",),
-        "lora.use_dora: wgpu does not scale the rows of a product; leave it out, or take"
-        " --gpu-backend cuda or cpu",
+        f"lora.use_dora: wgpu does not scale the rows of a product; leave it out, or take {_TORCH}",
     ),
     Refusal(
         "lora.modules_to_save",
         ("wgpu",),
         "lora.modules_to_save: wgpu trains no tables beside adapters; leave it out, or take"
-        " --gpu-backend cuda or cpu",
+        f" {_TORCH}",
     ),
     Refusal(
         "task dpo",
         ("wgpu",),
-        "task dpo: wgpu compares no answers; take --gpu-backend cuda or cpu, or another task",
+        f"task dpo: wgpu compares no answers; take {_TORCH}, or another task",
     ),
     Refusal(
         "training.label_smoothing",
         ("wgpu",),
         "training.label_smoothing: wgpu computes the loss of one class a sample; leave it out, or"
-        " take --gpu-backend cuda or cpu",
+        f" take {_TORCH}",
+    ),
+    Refusal(
+        "training.precision",
+        ("wgpu",),
+        f"training.precision {{value}}: wgpu computes in fp32; leave it at auto, or take {_TORCH}",
+        lambda precision: precision in ("bf16", "fp16"),
     ),
 )
 """In the order in which they are reported."""
@@ -313,11 +320,16 @@ def check_backend(backend: RequestedBackend, engine: Engine) -> None:
     Raises:
         InputError: it does not.
     """
-    if engine not in NEEDS_TORCH or backend == "auto" or BACKENDS[backend].has_torch:
-        return
-    able = " or ".join(name for name, facts in BACKENDS.items() if facts.has_torch)
+    if backend != "auto" and (sentence := explain_backend(backend, engine)):
+        raise InputError(f"--gpu-backend {backend}: {sentence}")
+
+
+def explain_backend(backend: Backend, engine: Engine) -> str | None:
+    """Return the sentence by which an engine refuses a backend; None if it computes there."""
+    if engine not in NEEDS_TORCH or BACKENDS[backend].has_torch:
+        return None
     title = ENGINE_TITLES[engine].replace("`", "")
-    raise InputError(f"--gpu-backend {backend}: {title} runs on {able}")
+    return f"{title} runs on {_ABLE}"
 
 
 def _read_setting(config: BaseModel, path: str) -> tuple[Any, Any]:

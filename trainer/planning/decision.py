@@ -343,24 +343,3 @@ ROOT = Rule(
         _NF4,
     ),
 )
-
-
-def draw_diagram() -> str:
-    """Return the rules as a mermaid flowchart."""
-    lines = ["flowchart TD"]
-    seen: set[str] = set()
-
-    def draw_children(node: Rule | Leaf) -> str:
-        return f'{node.key}(["{node.text}"])' if isinstance(node, Leaf) else node.key
-
-    def draw_node(node: Rule | Leaf) -> None:
-        if isinstance(node, Leaf) or node.key in seen:
-            return
-        seen.add(node.key)
-        lines.append(f'    {node.key}{{"{node.text}"}} -- yes --> {draw_children(node.yes)}')
-        lines.append(f"    {node.key} -- no --> {draw_children(node.no)}")
-        draw_node(node.yes)
-        draw_node(node.no)
-
-    draw_node(ROOT)
-    return "\n".join(lines) + "\n"

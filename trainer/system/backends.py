@@ -30,3 +30,5 @@ BACKENDS: Mapping[Backend, BackendFacts] = {
     "cpu": BackendFacts(is_gpu=False, has_torch=True),
 }
 """In the order in which they are tried."""
+TORCH_BACKENDS = tuple(name for name, facts in BACKENDS.items() if facts.has_torch)
+"""Those on which torch computes."""

@@ -9,13 +9,6 @@ import pytest
 from launcher.cli import run
 from tests import ROOT
 from tests.project.command_blocks import CommandBlock, command_block
-from trainer.planning.decision import draw_diagram
-
-PAGE = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
-
-
-def test_the_decision_tree_is_drawn_from_the_rules_that_decide() -> None:
-    assert f"```mermaid\n{draw_diagram()}```" in PAGE
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.planning.cluster_text import parse_cluster
-from trainer.planning.decision import ROOT, Leaf, Rule, draw_diagram, pick_strategy
+from trainer.planning.decision import pick_strategy
 from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, list_options
@@ -117,20 +117,6 @@ def test_a_device_of_unknown_speed_is_planned_by_memory_alone() -> None:
     found = list_options(asked)
     assert all(option.time is None and option.cost is None for option in found)
     assert pick_strategy(asked, found).option is not None
-
-
-def test_the_diagram_has_every_rule_and_every_pick() -> None:
-    text = draw_diagram()
-
-    def check(node: Rule | Leaf) -> None:
-        assert f'"{node.text}"' in text
-        if isinstance(node, Rule):
-            assert f'{node.key}{{"{node.text}"}} -- yes --> {node.yes.key}' in text
-            assert f"{node.key} -- no --> {node.no.key}" in text
-            check(node.yes)
-            check(node.no)
-
-    check(ROOT)
 
 
 def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() -> None:

@@ -13,6 +13,7 @@ from trainer.planning.vulkan_buffers import CHUNK_ROWS, padded_length, padded_wo
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.kernels.embedding import sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED
+from trainer.system.backends import TORCH_BACKENDS
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def make_tables(
         if soft.rest[chosen].any():
             raise InputError(
                 "the wgpu engine does not compute logits whose tail is one number (tail_samples"
-                " 0): use --gpu-backend cuda or cpu"
+                f" 0): use --gpu-backend {' or '.join(TORCH_BACKENDS)}"
             )
         counts = np.diff(soft.offsets)
         wanted = np.zeros(len(counts), bool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,17 +33,14 @@ from trainer.system.errors import InputError
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
-log = logging.getLogger(__name__)
-
 
 class WgpuReplica:
     """A Replica of `trainer.replica.base`.
 
     Weights are undefined until the first `write_trainable`, except where a full model `evaluates`.
 
-    Products have fp32 factors and sums, whatever `training.precision` says. Layers are computed
-    twice as `training.gradient_checkpointing` says; `auto`: only if one sample does not fit
-    otherwise.
+    Products have fp32 factors and sums. Layers are computed twice as
+    `training.gradient_checkpointing` says; `auto`: only if one sample does not fit otherwise.
 
     Raises:
         InputError: the engine does not compute the model, or it does not fit.
@@ -66,12 +62,6 @@ class WgpuReplica:
         self._config = config
         self._device = device
         check_capability(config, "wgpu")
-        if config.training.precision in ("bf16", "fp16"):
-            log.info(
-                "%s computes in fp32: training.precision %s is for CUDA and CPUs",
-                self.device,
-                config.training.precision,
-            )
         planned = plan_replica(model_dir, config, layout, device, evaluates=evaluates)
         self._loaded = load_model(
             model_dir, config, layout, device, evaluates=evaluates, resident=planned.resident

@@ -26,7 +26,7 @@ from trainer.run.distributed.group.part import broadcast_weights, open_part
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import GroupSetup, compute_identity
 from trainer.run.distributed.rank_watchdog import is_peer_failure
-from trainer.system.errors import DoesNotFitError, InputError, RefusedError
+from trainer.system.errors import DoesNotFitError, RefusedError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -103,12 +103,12 @@ class GroupReplica:
 
     def answer(
         self,
-        prompts: Sequence[Sequence[int]],  # noqa: ARG002 - refused
-        new_tokens: int,  # noqa: ARG002 - refused
-        stop: frozenset[int],  # noqa: ARG002 - refused
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        stop: frozenset[int],
     ) -> list[list[int]]:
-        """Raise `InputError`: a run that asks opens no group (`config.capabilities`)."""
-        raise InputError("training.sample_prompts: a replica group does not answer; leave it out")
+        """Refuse: a run that asks prompts opens no group (`config.capabilities`)."""
+        raise NotImplementedError
 
     def _divide_batch(self, batch: Sequence[Encoded]) -> list[Sequence[Encoded]]:
         """Return the samples of each process; all take all if they share every layer."""
