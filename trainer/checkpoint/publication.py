@@ -70,12 +70,6 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
         raise StorageError(f"{target}: cannot be written: {error.strerror}") from None
 
 
-_USE_OF_SCRIPT = (
-    "from safetensors.torch import load_file",
-    "",
-    "# strict=False: frozen parameters and buffers are those that your script makes",
-    'model.load_state_dict(load_file("model.safetensors"), strict=False)',
-)
 _OF_A_RUN = (RUN_FILE, OPTIMIZER_FILE)
 """Files of a checkpoint that only a run needs: to resume."""
 
@@ -85,7 +79,8 @@ def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> st
     if config.task == SCRIPT:
         return (
             f"# {escape_markdown(config.name)}\n\nWeights of a PyTorch module, trained with Motley"
-            f" {__version__} for {run['step']:,} steps.\n\n{code_block(_USE_OF_SCRIPT, 'python')}\n"
+            f" {__version__} for {run['step']:,} steps. Frozen parameters are those that its script"
+            " makes: `model.load_state_dict(safetensors.torch.load_file(FILE), strict=False)`\n"
         )
     lora, classify, base = config.method == "lora", config.task == "classify", _hub_name(config)
     library = "peft" if lora else "transformers"

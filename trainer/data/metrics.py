@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-FIGURE_NAME = r"^[a-z][a-z0-9_]{0,31}$"
-"""Names of a script's own figures."""
+from pydantic import Field
+
+from trainer.system.untrusted_data import LARGEST_FLOAT
+
+Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
 MOST_FIGURES = 16
+Figures = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")], Figure],
+    Field(max_length=MOST_FIGURES),
+]
+"""A script's own figures by name."""
 Confusion = Sequence[Sequence[int]]
 
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.hosts.base import Connection
 from launcher.plan.plan import LaunchPlan
-from trainer.data.metrics import FIGURE_NAME, MOST_FIGURES
-from trainer.system.untrusted_data import LARGEST_FLOAT, drop_odd_values, parse_json, validate_data
+from trainer.data.metrics import Figures
+from trainer.system.untrusted_data import drop_odd_values, parse_json, validate_data
 
 MOST = 4 << 20
 """Bytes that a report may have."""
@@ -37,16 +37,6 @@ class _ProcessReport(BaseModel):
     tokens_per_second: float | None = None
 
 
-OwnFigures = Annotated[
-    dict[
-        Annotated[str, Field(pattern=FIGURE_NAME)],
-        Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)],
-    ],
-    Field(max_length=MOST_FIGURES),
-]
-"""The figures of a script's validation by its own names."""
-
-
 class _Validation(BaseModel):
     """The last validation."""
 
@@ -56,7 +46,7 @@ class _Validation(BaseModel):
     accuracy: float | None = None
     reward_margin: float | None = None
     reward_accuracy: float | None = None
-    figures: OwnFigures = Field(default_factory=dict[str, float])
+    figures: Figures = Field(default_factory=dict[str, float])
     step: _Count | None = None
 
 

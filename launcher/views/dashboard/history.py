@@ -26,9 +26,9 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from launcher.hosts import ssh
 from launcher.runs.processes.log_pages import LogPage, line_pages
 from launcher.runs.records.run import Run
-from launcher.runs.records.self_reports import OwnFigures
 from trainer.config.run import MOST_CLASSES
-from trainer.system.untrusted_data import LARGEST_FLOAT, drop_odd_values, parse_json
+from trainer.data.metrics import Figure, Figures
+from trainer.system.untrusted_data import drop_odd_values, parse_json
 
 METRICS_FILE = "metrics.jsonl"
 MOST = 16 << 20
@@ -41,7 +41,6 @@ _MOST_BACK = 20_000
 """Steps behind the last one to which a resumed run can return without losing the sums."""
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-_Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
 _Word = Annotated[str, Field(max_length=64)]
 _Text = Annotated[str, Field(max_length=400)]
 _ShortText = Annotated[str, AfterValidator(lambda text: text[:400])]
@@ -51,7 +50,7 @@ _Confusion = Annotated[
     list[Annotated[list[_Count], Field(max_length=MOST_CLASSES)]], Field(max_length=MOST_CLASSES)
 ]
 _ByRank = Annotated[
-    dict[Annotated[str, Field(pattern=r"^\d{1,6}$")], _Figure], Field(max_length=4096)
+    dict[Annotated[str, Field(pattern=r"^\d{1,6}$")], Figure], Field(max_length=4096)
 ]
 
 
@@ -61,7 +60,7 @@ class _Line:
     __pydantic_config__ = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
     step: _Count
-    time: _Figure
+    time: Figure
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,15 +69,15 @@ class _StepLine(_Line):
 
     kind: Literal["step"]
     epoch: _Count = 0
-    loss: _Figure | None = None
-    learning_rate: _Figure | None = None
-    tokens_per_second: _Figure | None = None
-    seconds: _Figure | None = None
-    exchange_ms: _Figure | None = None
-    exchange_exposed_ms: _Figure | None = None
+    loss: Figure | None = None
+    learning_rate: Figure | None = None
+    tokens_per_second: Figure | None = None
+    seconds: Figure | None = None
+    exchange_ms: Figure | None = None
+    exchange_exposed_ms: Figure | None = None
     exchange_bytes: _Count = 0
-    ce: _Figure | None = None
-    kl: _Figure | None = None
+    ce: Figure | None = None
+    kl: Figure | None = None
     worker_samples: _ByRank = field(default_factory=dict[str, float])
     worker_seconds: _ByRank | None = None
     worker_overlap_seconds: _ByRank | None = None
@@ -90,14 +89,14 @@ class _StepLine(_Line):
 @dataclass(slots=True, kw_only=True)
 class _ValidationLine(_Line):
     kind: Literal["validation"]
-    loss: _Figure | None = None
-    accuracy: _Figure | None = None
-    mcc: _Figure | None = None
-    reward_chosen: _Figure | None = None
-    reward_rejected: _Figure | None = None
-    reward_margin: _Figure | None = None
-    reward_accuracy: _Figure | None = None
-    figures: OwnFigures | None = None
+    loss: Figure | None = None
+    accuracy: Figure | None = None
+    mcc: Figure | None = None
+    reward_chosen: Figure | None = None
+    reward_rejected: Figure | None = None
+    reward_margin: Figure | None = None
+    reward_accuracy: Figure | None = None
+    figures: Figures | None = None
     confusion: _Confusion | None = None
 
 

@@ -125,7 +125,7 @@ class Task:
         """Return the means over the samples of a script's validation by name."""
         results = self.list_results()
         samples = sum(result.tokens for result in results)  # a script's sample has one
-        total = sum_figures([dict(result.figures) for result in results])
+        total = sum_figures([result.figures for result in results])
         return {name: value / max(samples, 1) for name, value in total.items()}
 
     def compute_rewards(self) -> dict[str, float]:

@@ -10,11 +10,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from trainer.data.metrics import FIGURE_NAME, MOST_FIGURES
+from trainer.data.metrics import Figure, Figures
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import ProtocolError
-from trainer.system.untrusted_data import LARGEST_FLOAT
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=2**16)]
@@ -25,9 +24,6 @@ Kind = Literal["train", "evaluate", "generate"]
 """What a worker does with samples, or with prompts."""
 Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
-
-Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
-Named = tuple[Annotated[str, Field(pattern=FIGURE_NAME)], Figure]
 
 
 def _check_line(text: str) -> str:
@@ -204,7 +200,7 @@ class ShardResult(Message):
     """`confusion[label][prediction]` of a classifier's validation."""
     rewards: tuple[Figure, Figure, Count] | None = None
     """Sums over preference pairs: `trainer.data.metrics.Rewards`."""
-    figures: Annotated[tuple[Named, ...], Field(max_length=MOST_FIGURES)] = ()
+    figures: Figures = {}
     """Sums of a script's own figures, by name."""
     answers: tuple[tuple[Count, ...], ...] | None = None
     """New tokens of each prompt of the request."""

@@ -297,5 +297,5 @@ def make_result_message(
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
         rewards=rewards if rewards is not None and np.abs(rewards).max() < LARGEST_FLOAT else None,
         answers=tuple(map(tuple, answers)) if answers is not None else None,
-        figures=tuple((figures or {}).items()),
+        figures=dict(figures or {}),
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from trainer.data.metrics import FIGURE_NAME, MOST_FIGURES
+from trainer.data.metrics import MOST_FIGURES, Figures
 from trainer.replica.script.user_script import ScriptFaultError
 
 _TOLERANCE = 1e-3
@@ -58,15 +58,12 @@ def check_figures(found: Any) -> dict[str, float]:
     """Return what `metrics` returned, if it is a short mapping of names to finite numbers."""
     try:
         figures = {str(name): float(value) for name, value in found.items()}
+        return TypeAdapter(Figures).validate_python(figures)
     except (AttributeError, TypeError, ValueError):
-        figures = {"": math.nan}
-    good = (re.match(FIGURE_NAME, k) and math.isfinite(v) for k, v in figures.items())
-    if len(figures) > MOST_FIGURES or not all(good):
         raise ScriptFaultError(
             f"must return at most {MOST_FIGURES} names (small letters, digits and _) with finite"
             f" numbers, sums over the samples; it returned {_describe(found)}"
-        )
-    return figures
+        ) from None
 
 
 def read_random_state(device: torch.device, *, whole: bool = False) -> list[Any]:

@@ -19,7 +19,7 @@ from trainer.replica.script import checks
 from trainer.replica.script.user_script import ScriptFaultError, UserScript
 from trainer.replica.torch.device import available_bytes
 from trainer.replica.torch.gradient_stream import GradientStream
-from trainer.replica.torch.model import flatten_parameters, share_weights, trainable_parameters
+from trainer.replica.torch.model import flatten_parameters, trainable_parameters, write_weights
 from trainer.replica.torch.precision import make_autocast
 from trainer.system.backends import BACKENDS, Backend, RequestedBackend
 from trainer.system.errors import DoesNotFitError
@@ -57,11 +57,7 @@ class ScriptReplica:
 
     def write_trainable(self, flat: np.ndarray) -> None:
         """Take the trainable weights, fp32 `[layout.size]`; see `Replica.write_trainable`."""
-        if self._device.type == "cpu" and flat.flags.writeable and flat.flags.c_contiguous:
-            self._weights = share_weights(self._model, self.layout, self._weights, flat)
-            return
-        with torch.no_grad():
-            self._weights.copy_(torch.tensor(flat), non_blocking=True)
+        self._weights = write_weights(self._model, self.layout, self._weights, flat)
 
     def forward_backward(
         self, batch: Sequence[Any], on_block: OnBlock, alpha: float | None = None

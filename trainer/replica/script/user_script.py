@@ -61,6 +61,7 @@ class UserScript:
 
     def __init__(self, script: Script, seed: int, limit: float) -> None:
         self._script, self._seed, self._limit = script, seed, limit
+        signal.signal(signal.SIGALRM, _raise_time_limit)
         self._exit_timer = ExitTimer(UnreachableError.exit_code, 2 * limit)
         """Ends the process if a function hangs in C code, where Python handles no signal."""
         self.functions: Any = ModuleType(MODULE)
@@ -95,8 +96,7 @@ class UserScript:
             UnreachableError: it did not return in time.
             InputError: anything else.
         """
-        before = signal.signal(signal.SIGALRM, _raise_time_limit)
-        left = signal.setitimer(signal.ITIMER_REAL, self._limit)
+        signal.setitimer(signal.ITIMER_REAL, self._limit)
         line = f"{self._script.path}: {function}{_TOO_LONG.format(2 * self._limit)}"
         self._exit_timer.start(line)
         try:
@@ -104,8 +104,7 @@ class UserScript:
                 yield
             finally:
                 self._exit_timer.cancel()
-                signal.setitimer(signal.ITIMER_REAL, *left)
-                signal.signal(signal.SIGALRM, before)
+                signal.setitimer(signal.ITIMER_REAL, 0)
         except TrainerError:
             raise
         except (Exception, SystemExit, _TimeLimitError) as error:

@@ -192,14 +192,19 @@ def flatten_parameters(
     return flat
 
 
-def share_weights(
+def write_weights(
     model: nn.Module, layout: GradientLayout, present: Tensor, flat: np.ndarray
 ) -> Tensor:
-    """Make the trainable parameters views of an array, fp32 `[layout.size]`; return it as a tensor.
+    """Give the trainable parameters values, fp32 `[layout.size]`; return their tensor.
+
+    On the CPU they become views of an array that can be written.
 
     Args:
-        present: what `flatten` or this function returned last.
+        present: what `flatten_parameters` or this function returned last.
     """
+    if present.is_cuda or not (flat.flags.writeable and flat.flags.c_contiguous):
+        with torch.no_grad():
+            return present.copy_(torch.tensor(flat), non_blocking=True)
     if present.data_ptr() == flat.ctypes.data:
         return present
     weights, parameters = torch.from_numpy(flat), dict(trainable_parameters(model))

@@ -46,8 +46,8 @@ from trainer.replica.torch.model import (
     flatten_parameters,
     freeze_a,
     recompute_activations,
-    share_weights,
     trainable_parameters,
+    write_weights,
 )
 from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, make_autocast
 from trainer.replica.torch.preference import pair_losses, replace_values
@@ -178,11 +178,7 @@ class TorchReplica:
         """Take the trainable weights, fp32 `[layout.size]`; see `Replica.write_trainable`."""
         assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
         assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
-        if self._device.type == "cpu" and flat.flags.writeable and flat.flags.c_contiguous:
-            self._weights = share_weights(self._model, self.layout, self._weights, flat)
-            return
-        with torch.no_grad():
-            self._weights.copy_(torch.tensor(flat), non_blocking=True)
+        self._weights = write_weights(self._model, self.layout, self._weights, flat)
 
     @property
     def residents(self) -> str:
