@@ -115,7 +115,7 @@ def stage_holdings(
         linears *= training.resident / shape.layers
         rest -= experts * (1 - training.resident / shape.layers)
         has_head = shape.tied and training.classes is None
-        if not (has_head or training.has_tables) and "embed_tokens" not in training.whole:
+        if not has_head and "embed_tokens" not in training.whole:
             rest -= shape.table_parameters  # its rows are read, too
     return DeviceElements(linears * share / tensor, rest, new, still, tables)
 

@@ -151,8 +151,6 @@ class TrainingSetup:
     """Learns preferences beside a frozen reference, whose forward runs too."""
     resident: int | None = None
     """Layers whose frozen linears stay in memory, the others are read at each use; None: all."""
-    has_tables: bool = False
-    """The embedding stays, too, where layers are read at each use."""
 
     @property
     def tokens(self) -> int:

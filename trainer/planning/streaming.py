@@ -170,11 +170,11 @@ def plan_worker(
     Args:
         trainings: settings to try, with all layers.
     """
-    room, on_vulkan = pool.device.memory * USABLE, pool.device.backend == "wgpu"
+    room = pool.device.memory * USABLE
 
     def make_plan(training: TrainingSetup) -> WorkerPlan:
         def plan(resident: int | None) -> tuple[TrainingSetup, MemoryParts]:
-            tried = replace(training, resident=resident, has_tables=on_vulkan)
+            tried = replace(training, resident=resident)
             return tried, plan_memory_by_part(shape, tried, strategy)
 
         def fits(one: tuple[TrainingSetup, MemoryParts]) -> bool:

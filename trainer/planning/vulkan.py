@@ -36,6 +36,7 @@ from trainer.planning.vulkan_buffers import (
 
 USABLE = 0.95
 """Share of a device's free memory; the rest is for the driver and fragmentation."""
+EMBEDDING = "model.embed_tokens.weight"
 SLOTS = 2
 """Layers whose memory all those have that are written at each use."""
 
@@ -71,11 +72,14 @@ def plan_vulkan_memory(
     words = sum(map(padded_words, upload_regions(rows, chunks * chunk, entries).values()))
     work = _StepBuffers(model, config, samples, length, chunk)
     kept = work.activation_bytes()
+    table = 0
+    if _reads_embedding(model, config, resident):
+        table = align_size(tensor_bytes((rows, model.hidden_size), matrix_kind(config)))
     return {
         "frozen": _frozen_bytes(model, config, length, resident),
         "trainable": trainable,
         "gradients": 0 if evaluates else trainable,
-        "input": align_size(4 * words),
+        "input": align_size(4 * words) + table,
         "checkpoints": (layers + 1) * align_size(4 * rows * model.hidden_size),
         "activations": (1 if recompute else layers) * kept
         + align_size(4 * rows * model.hidden_size),
@@ -85,11 +89,14 @@ def plan_vulkan_memory(
 
 
 def frozen_tensors(
-    model: Architecture, config: RunConfig
+    model: Architecture, config: RunConfig, resident: int | None = None
 ) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
-    """Yield name, shape and kind of everything that does not train.
+    """Yield name, shape and kind of everything that does not train and is not read by rows.
 
     Linears are NF4 if the config says so; matrices have its dtype; vectors and adapters are fp32.
+
+    Args:
+        resident: layers whose linears stay; None: those of `model.resident`.
     """
     if config.method == "full":
         return
@@ -99,11 +106,13 @@ def frozen_tensors(
         for name, shape in model.layer_tensors()
     ]
     table = (model.vocab_size, model.hidden_size)
-    tensors += [("model.norm.weight", (model.hidden_size,)), ("model.embed_tokens.weight", table)]
+    tensors.append(("model.norm.weight", (model.hidden_size,)))
+    if not _reads_embedding(model, config, resident):
+        tensors.append((EMBEDDING, table))
     if config.task == "causal-lm" and not model.tied:
         tensors.append(("lm_head.weight", table))
     linears = tuple(f"{linear}.weight" for linear in LINEARS)
-    matrix: Kind = "bf16" if config.model.dtype == "bfloat16" else "f32"
+    matrix = matrix_kind(config)
     for name, shape in tensors:
         quantised = config.model.quantization == "nf4" and name.endswith(linears)
         yield name, shape, "nf4" if quantised else matrix if len(shape) == 2 else "f32"
@@ -134,10 +143,22 @@ def shared_linears(model: Architecture, config: RunConfig, resident: int | None)
     }
 
 
+def _reads_embedding(model: Architecture, config: RunConfig, resident: int | None) -> bool:
+    """Return whether of the embedding the rows of a micro-batch alone are on the device."""
+    has_head = model.tied and config.task == "causal-lm"
+    streams = resolve_resident(config.model.resident, model.num_layers, resident) is not None
+    return streams and not has_head
+
+
+def matrix_kind(config: RunConfig) -> Kind:
+    """Return how matrices are stored that are not quantised."""
+    return "bf16" if config.model.dtype == "bfloat16" else "f32"
+
+
 def _frozen_bytes(model: Architecture, config: RunConfig, length: int, resident: int | None) -> int:
     total = 2 * align_size(4 * length * (model.head_dim // 2))  # tables of the rotary embedding
     shared = shared_linears(model, config, resident)
-    for name, shape, kind in frozen_tensors(model, config):
+    for name, shape, kind in frozen_tensors(model, config, resident):
         if shared.get(name, name) != name:
             continue
         total += align_size(tensor_bytes(shape, kind))

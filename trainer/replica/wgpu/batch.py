@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainer.planning.vulkan_buffers import CHUNK_ROWS, padded_length, padded_words, upload_regions
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.kernels.embedding import sort_tokens
+from trainer.replica.wgpu.kernels.embedding import Words, sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED
 from trainer.system.backends import TORCH_BACKENDS
 from trainer.system.errors import InputError
@@ -85,6 +85,13 @@ class PackedBatch:
     """`weight_of` the samples."""
     entropy: float = 0.0
     """The teacher's, summed over targets, in nats."""
+
+    def list_tokens(self) -> tuple[PackedBatch, Words]:
+        """Return its tokens, each once, and itself with their places in this list for ids."""
+        vector = self.vector.copy()
+        ids = vector[: self.bucket.rows]  # they come first
+        tokens, ids[:] = np.unique(ids, return_inverse=True)
+        return replace(self, vector=vector), tokens
 
 
 def pack_samples(

@@ -14,6 +14,7 @@ from trainer.replica.wgpu.batch import PackedBatch
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
+from trainer.replica.wgpu.kernels.embedding import Words
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.replica.wgpu.layers.head import LossSums
 from trainer.replica.wgpu.recordings import Recording, Recordings, submit_recording
@@ -86,11 +87,18 @@ class Engine:
     ) -> None:
         """Start all micro-batches; `after_segment` is called for those of the last one."""
         self._device.clear([self._sums])
+        tokens: Sequence[Words | None] = [None] * len(micros)
+        embedding = self._layer_uploads.embedding if self._layer_uploads else None
+        if embedding is not None:
+            listed = [micro.list_tokens() for micro in micros]
+            micros, tokens = [micro for micro, _ in listed], [each for _, each in listed]
         starts = self._upload_vectors(micros)
         if self._layer_uploads is not None:
             self._layer_uploads.announce(recording.graph.segments for recording in recordings)
         first = 0
-        for micro, recording, start in zip(micros, recordings, starts, strict=True):
+        for micro, recording, start, words in zip(micros, recordings, starts, tokens, strict=True):
+            if embedding is not None and words is not None:
+                embedding.write(recording.table, words)
             last = recording is recordings[-1] and micro is micros[-1]
             count = micro.bucket.samples
             place = 4 * (_PREDICTIONS + first)

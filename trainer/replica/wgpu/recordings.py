@@ -28,6 +28,8 @@ class Recording:
     """u32 `[bucket.words]`"""
     predictions: Array | None
     """u32 `[B]`, of an evaluated classifier."""
+    table: Array
+    """The embedding, or `[M, D]` for the rows of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,19 @@ def make_recording(
     """
     bucket, graph = settings.bucket, Graph(pool.device)
     vector = pool.take((bucket.words,), "u32", purpose="input")
+    table = decoder.take_table(pool, bucket.rows)
     predictions = None
     if settings.training:
-        decoder.record_training(graph, pool, bucket, vector, sums, settings.keep)
+        decoder.record_training(graph, pool, bucket, vector, table, sums, settings.keep)
     else:
         if bucket.classify:
             predictions = pool.take((bucket.samples,), "u32", purpose="input")
-        decoder.record_evaluation(graph, pool, bucket, vector, sums, predictions)
+        decoder.record_evaluation(graph, pool, bucket, vector, table, sums, predictions)
         if predictions is not None:
             pool.give_back(predictions)
+    decoder.give_table_back(pool, table)
     pool.give_back(vector)
-    return Recording(graph, vector, predictions)
+    return Recording(graph, vector, predictions, table)
 
 
 Encoder = Any

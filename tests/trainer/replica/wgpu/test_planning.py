@@ -110,6 +110,7 @@ def recorded(
         {"method": "lora", "model__quantization": "nf4", "model__dtype": "bfloat16"},
         {"method": "lora", "lora__freeze_a": True},
         {"method": "lora", "model__resident": 0},
+        {"method": "lora", "model__resident": 1, "task": "causal-lm"},
         {"method": "lora", "model__resident": 0, "model__quantization": "nf4"},
         {"method": "lora", "lora__freeze_a": True, "lora__layers_to_transform": [1]},
         {"task": "causal-lm", "distillation__alpha": 0.5, "data__max_seq_len": 1000},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import re
@@ -71,6 +72,7 @@ def test_layers_that_do_not_stay_have_the_memory_of_two(
     dtype, stored = FORMATS[form]
     folder = tiny.model(dtype=dtype, num_hidden_layers=LAYERS)
     taken: dict[int | str, int] = {}
+    gc.collect()
     for resident in (0, 3, "all"):
         before = device.allocated
         replica, _ = tiny.wgpu(device, folder, task="causal-lm", **stored, model__resident=resident)
@@ -97,7 +99,7 @@ def test_no_layer_is_read_twice_in_one_direction(device: Device, tiny: Tiny) -> 
 
 
 def test_answers_are_those_of_the_resident_model(device: Device, tiny: Tiny) -> None:
-    folder = tiny.model(num_hidden_layers=LAYERS)
+    folder = tiny.model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
     settings: dict[str, Any] = {"task": "causal-lm", "model__quantization": "nf4"}
     found: list[Any] = []
     for resident in ("all", 1):
@@ -108,17 +110,45 @@ def test_answers_are_those_of_the_resident_model(device: Device, tiny: Tiny) -> 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("tied", "task", "form", "reads"),
+    [
+        (True, "causal-lm", "fp32", False),
+        (True, "classify", "fp32", True),
+        (False, "causal-lm", "bf16", True),
+        (False, "causal-lm", "bf16 file as fp32", True),
+    ],
+)
+def test_of_an_embedding_the_rows_of_a_micro_batch_are_on_the_device(
+    device: Device, tiny: Tiny, tied: bool, task: str, form: str, reads: bool
+) -> None:
+    dtype, stored = FORMATS[form]
+    folder = tiny.model(dtype=dtype, num_hidden_layers=LAYERS, tie_word_embeddings=tied)
+    settings: dict[str, Any] = {"task": task, "training__micro_batch_size": 2, **stored}
+    gc.collect()  # what was recorded before has buffers of the device
+    started = device.allocated
+    whole, before = tiny.wgpu(device, folder, **settings, model__resident="all"), device.allocated
+    some = tiny.wgpu(device, folder, **settings, model__resident=LAYERS - 2)
+    saved = before - started - (device.allocated - before)
+    batch = tiny.batch(5, task)
+    assert train(*some, batch) == train(*whole, batch)
+    table = (2 if form == "bf16" else 4) * 300 * 64
+    assert saved == (table if reads else 0), "two layers have the memory of two"
+
+
+@pytest.mark.parametrize("tied", [True, False])
 def test_a_file_that_is_cut_ends_the_step_with_one_line(
-    device: Device, tiny: Tiny, tmp_path: Path
+    device: Device, tiny: Tiny, tmp_path: Path, tied: bool
 ) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(tiny.model(num_hidden_layers=LAYERS), folder)
+    shutil.copytree(tiny.model(num_hidden_layers=LAYERS, tie_word_embeddings=tied), folder)
     replica, _ = tiny.wgpu(device, folder, task="causal-lm", model__resident=1)
     batch = tiny.batch(2, "causal-lm")
     gradient(replica, batch)
     path = folder / "model.safetensors"
     os.truncate(path, 4096)
-    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: layer \d .*trunc") as caught:
+    part = r"layer \d" if tied else r"model\.embed_tokens\.weight"
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: {part} .*trunc") as caught:
         gradient(replica, batch)
     assert "\n" not in str(caught.value)
 

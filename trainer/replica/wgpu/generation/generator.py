@@ -47,6 +47,8 @@ class _Recording:
     graph: Graph
     vector: Array
     """u32: ids `[B * T]`, starts `[B]` and last rows `[B]`, each padded to an aligned size."""
+    table: Array
+    """The embedding, or `[B * T, D]` for the rows of the ids."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,10 @@ class _Run:
         last: NDArray[np.int64],
     ) -> None:
         """Run a recording; `last` `[B]` are columns of ids."""
+        if self._uploads is not None and self._uploads.embedding is not None:
+            tokens, places = np.unique(ids, return_inverse=True)
+            self._uploads.embedding.write(part.table, tokens)
+            ids = places.reshape(ids.shape).astype(np.uint32)
         rows = np.arange(len(ids)) * ids.shape[1] + last
         padded = (_pad_words(words.ravel()) for words in (ids, starts, rows))
         self._device.write(part.vector, np.concatenate(list(padded)).astype(np.uint32))
@@ -274,8 +280,9 @@ def _record_step(pool: MemoryPool, decoder: Decoder, shape: StepShape, limit: in
             Array(vector.buffer, (size,), "u32", vector.offset + 4 * begin)
             for size, begin in zip(sizes, (0, *ends), strict=False)
         )
-        record_decoding(graph, pool, decoder, cache, StepInputs(ids, starts, last), logits)
-        return _Recording(graph, vector)
+        inputs = StepInputs(ids, starts, last, decoder.take_table(pool, shape.batch * length))
+        record_decoding(graph, pool, decoder, cache, inputs, logits)
+        return _Recording(graph, vector, inputs.table)
 
     return _RecordedStep(shape, cache, logits, record_part(shape.chunk), record_part(1))
 

@@ -53,6 +53,8 @@ class StepInputs:
     """`[B]`, the position of each sample's first token in this step."""
     last: Array
     """`[B]`, each sample's row with the requested logits."""
+    table: Array
+    """The embedding, or the rows of ids; not u32."""
 
 
 def record_decoding(
@@ -75,7 +77,7 @@ def record_decoding(
     size = (batch * length, model.hidden_size)
     x, y = pool.take(size), pool.take(size)
     graph.begin_segment("embed")
-    embed_tokens(graph, decoder.embedding, inputs.ids, x)
+    embed_tokens(graph, inputs.table, inputs.ids, x)
     step = _Step(graph, pool, decoder, attention, slots, inputs.starts)
     for number, layer in enumerate(decoder.layers):
         graph.begin_segment(f"forward.{number}")

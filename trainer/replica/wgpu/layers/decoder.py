@@ -9,6 +9,8 @@ from typing import Any
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, linear_path
+from trainer.planning.vulkan import EMBEDDING, matrix_kind
+from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
@@ -89,16 +91,30 @@ class Decoder:
             )
             for number in range(architecture.num_layers)
         ]
-        self.embedding, self._embedding_gradient = tensors.find_matrix("model.embed_tokens.weight")
+        self._embedding = self._embedding_gradient = None
+        if EMBEDDING in tensors.weights or EMBEDDING in tensors.frozen:
+            self._embedding, self._embedding_gradient = tensors.find_matrix(EMBEDDING)
+        self._table_kind: Kind = matrix_kind(config)
         name = "lm_head.weight"
         if self._classify:
             # An adapter's run names the head as PEFT does; only a full one has the plain name.
             name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in tensors.weights)
         elif architecture.tied:
-            name = "model.embed_tokens.weight"
+            name = EMBEDDING
         self.head = Head(
             tensors.find_norm("model.norm.weight"), *tensors.find_matrix(name), self.eps
         )
+
+    def take_table(self, pool: MemoryPool, rows: int) -> Array:
+        """Return the embedding, or memory for the rows of so many tokens of it."""
+        if self._embedding is not None:
+            return self._embedding
+        return pool.take((rows, self.architecture.hidden_size), self._table_kind, purpose="input")
+
+    def give_table_back(self, pool: MemoryPool, table: Array) -> None:
+        """Free what `take_table` took."""
+        if self._embedding is None:
+            pool.give_back(table)
 
     def record_training(
         self,
@@ -106,6 +122,7 @@ class Decoder:
         pool: MemoryPool,
         bucket: Bucket,
         vector: Array,
+        table: Array,
         sums: LossSums,
         keep: bool,
     ) -> None:
@@ -115,6 +132,7 @@ class Decoder:
         `embedding`. Backward may begin after the chunks that have targets.
 
         Args:
+            table: of `take_table`.
             keep: hold every layer's activations; else only its input, and compute the rest twice.
         """
         shape = self._layer_shape(bucket)
@@ -127,7 +145,7 @@ class Decoder:
         ids = bucket.slice_vector(vector, "ids")
 
         graph.begin_segment("embed")
-        embed_tokens(graph, self.embedding, ids, stream[0])
+        embed_tokens(graph, table, ids, stream[0])
         for number, weights in enumerate(self.layers):
             graph.begin_segment(f"forward.{number}")
             decoder_layer.forward(
@@ -164,6 +182,7 @@ class Decoder:
         pool: MemoryPool,
         bucket: Bucket,
         vector: Array,
+        table: Array,
         sums: LossSums,
         predictions: Array | None,
     ) -> None:
@@ -176,7 +195,7 @@ class Decoder:
         x, y = (pool.take(size, purpose="activations") for _ in range(2))
         kept = Activations.take(pool, shape)
         graph.begin_segment("embed")
-        embed_tokens(graph, self.embedding, bucket.slice_vector(vector, "ids"), x)
+        embed_tokens(graph, table, bucket.slice_vector(vector, "ids"), x)
         for number, weights in enumerate(self.layers):
             graph.begin_segment(f"forward.{number}")
             decoder_layer.forward(graph, pool, weights, shape, kept, x, y)

@@ -15,11 +15,12 @@ from itertools import chain
 import numpy as np
 
 from trainer.model.safetensors_headers import TensorHeader
-from trainer.planning.vulkan import SLOTS
+from trainer.planning.vulkan import EMBEDDING, SLOTS
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.weights.floats import convert_stored, to_bf16
 from trainer.replica.weights.frozen_weights import FrozenWeights
 from trainer.replica.weights.layer_feed import LayerFeed
+from trainer.replica.weights.stored_file import StoredTable
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 
@@ -57,6 +58,8 @@ class LayerUploads:
             )
         )
         """Reads the layers."""
+        self.embedding: EmbeddingRows | None = None
+        """Writes rows of the embedding; None: the device has all."""
 
     def announce(self, graphs: Iterable[Sequence[str]]) -> None:
         """Take the segments of the graphs that will be submitted, in their order."""
@@ -100,6 +103,32 @@ class LayerUploads:
         computed, self._computed = self._computed, self._device.mark_submitted()
         if computed is not None:
             computed()
+
+
+class EmbeddingRows:
+    """Writer of an embedding's rows, of which a device has those of one micro-batch.
+
+    Raises:
+        InputError: the file cannot be opened.
+    """
+
+    def __init__(self, device: Device, header: TensorHeader) -> None:
+        self._device, self._table, self._dtype = (
+            device,
+            StoredTable(header, EMBEDDING),
+            header.dtype,
+        )
+
+    def write(self, array: Array, tokens: np.ndarray) -> None:
+        """Write the rows of these tokens `[n]` to the first of an array.
+
+        Raises:
+            InputError: they cannot be read.
+            DeviceError: the device fails.
+        """
+        raw = self._table.read_rows(tokens).reshape(-1)
+        first = replace(array, shape=(len(tokens), *array.shape[1:]))
+        _write_bytes(self._device, first, _convert_bytes(raw, self._dtype, array.kind))
 
 
 def _write_bytes(device: Device, array: Array, raw: np.ndarray) -> None:

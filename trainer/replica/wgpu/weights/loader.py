@@ -15,14 +15,18 @@ from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import SIDE_A, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
-from trainer.planning.vulkan import frozen_tensors, shared_linears
+from trainer.planning.vulkan import EMBEDDING, frozen_tensors, shared_linears
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.weights.floats import from_bf16, stored_values, to_bf16
 from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
-from trainer.replica.wgpu.weights.layer_uploads import LayerUploads, StoredTensors
+from trainer.replica.wgpu.weights.layer_uploads import (
+    EmbeddingRows,
+    LayerUploads,
+    StoredTensors,
+)
 from trainer.system.errors import InputError
 
 _STEP = 1 << 22  # elements of a piece
@@ -52,7 +56,7 @@ def take_frozen(
         OutOfMemoryError: it does not fit.
     """
     shared, taken = shared_linears(model, config, resident), dict[str, Array]()
-    for name, shape, kind in frozen_tensors(model, config):
+    for name, shape, kind in frozen_tensors(model, config, resident):
         array = taken.get(shared.get(name, name))
         taken[name] = pool.take(shape, kind, purpose="frozen") if array is None else array
     return taken
@@ -102,6 +106,11 @@ def load_frozen(
             layers.setdefault(int(name.split(".")[2]), {}).update(stored_parts(name))
         # A file that no cache keeps goes with what reads it.
         uploads = LayerUploads(device, layers, opened.pop_all()) if layers else None
+    if uploads is not None and EMBEDDING not in arrays:
+        stored = read_headers(model_dir)
+        uploads.embedding = EmbeddingRows(
+            device, stored[stored_name(stored, EMBEDDING) or EMBEDDING]
+        )
     return FrozenBase(arrays, uploads)
 
 
