@@ -32,8 +32,6 @@ from trainer.system.errors import (
 )
 from trainer.system.process.native_thread import ExitTimer
 
-MODULE = "motley_script"
-"""The name under which a script's module is found by its own classes."""
 _DIGESTED = 256
 """Samples of a data set that are compared between hosts, at even distances."""
 _TOO_LONG = ": has not returned for {:g} s; make it faster, or raise exchange.join_deadline"
@@ -64,10 +62,10 @@ class UserScript:
         signal.signal(signal.SIGALRM, _raise_time_limit)
         self._exit_timer = ExitTimer(UnreachableError.exit_code, 2 * limit)
         """Ends the process if a function hangs in C code, where Python handles no signal."""
-        self.functions: Any = ModuleType(MODULE)
-        """The module, with what the script defines."""
+        self.functions: Any = ModuleType("motley_script")
+        """The module, with what the script defines; its classes find it by that name."""
         self.functions.__file__ = str(script.path)
-        sys.modules[MODULE] = self.functions
+        sys.modules[self.functions.__name__] = self.functions
         with self.report_faults("the script"):
             # Its operator's own command named it, by its digest; no config and no host can.
             self._run_seeded(exec, script.code, vars(self.functions))
@@ -97,8 +95,8 @@ class UserScript:
             InputError: anything else.
         """
         signal.setitimer(signal.ITIMER_REAL, self._limit)
-        line = f"{self._script.path}: {function}{_TOO_LONG.format(2 * self._limit)}"
-        self._exit_timer.start(line)
+        late = _TOO_LONG.format(2 * self._limit)
+        self._exit_timer.start(f"{self._script.path}: {function}{late}")
         try:
             try:
                 yield
@@ -183,9 +181,8 @@ def update_digest(hasher: blake3, value: Any) -> None:
     hasher.update(f"\0{type(value).__name__}\0".encode())
     match value:
         case Tensor():
-            hasher.update(f"{value.dtype}{list(value.shape)}".encode())
-            flat = value.detach().cpu().contiguous().reshape(-1)
-            hasher.update(flat.view(torch.uint8).numpy().tobytes())
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            update_digest(hasher, [str(value.dtype), list(value.shape), flat])
         case np.ndarray() if not value.dtype.hasobject:
             hasher.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
         case None | str() | bytes() | int() | float() | complex() | np.generic():
