@@ -178,7 +178,7 @@ class Membership:
             ("run", ours.run_id, theirs.run_id),
             ("version of Motley", ours.motley_version, theirs.motley_version),
             ("config", ours.config_digest, theirs.config_digest),
-            ("model", ours.model_digest, theirs.model_digest),
+            ("model or script", ours.model_digest, theirs.model_digest),
             ("gradient layout", ours.layout_digest, theirs.layout_digest),
             ("data", ours.data_digest, theirs.data_digest),
         ):

@@ -41,7 +41,7 @@ def introduce(
         ("run_id", "another run: the worker has other, the run run-1"),
         ("motley_version", "another version of Motley: the worker has other"),
         ("config_digest", "another config: the worker has other"),
-        ("model_digest", "another model: the worker has other"),
+        ("model_digest", "another model or script: the worker has other"),
         ("layout_digest", "another gradient layout: the worker has other"),
         ("data_digest", "another data: the worker has other"),
     ],
