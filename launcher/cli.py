@@ -17,16 +17,12 @@ from trainer.system.commandline.streams import end_output, print_any_text
 from trainer.system.errors import describe_host_fault
 
 _CLUSTER = "launcher.commands.cluster"
-_STATUS = (f"{_CLUSTER}:status", "Show the active run, or the latest one.")
-_LOGS = ("launcher.commands.logs:logs", "Print the logs of processes, such as worker-2.")
 
 cluster = LazyGroup(
     name="cluster",
-    help="Start a run, inspect it, stop it.",
+    help="Start a run, stop it, update Motley.",
     commands_at={
         "up": (f"{_CLUSTER}:up", "Start a run; return once every worker has joined."),
-        "status": _STATUS,
-        "logs": _LOGS,
         "down": (f"{_CLUSTER}:down", "Stop the run and check that nothing is left."),
         "push": ("launcher.commands.push:push", "Update Motley on every host."),
     },
@@ -74,11 +70,11 @@ cli = LazyGroup(
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog=f"Exit codes: {', '.join(f'{code} {row[0]}' for code, row in EXIT_CODES.items())}.",
     commands_at={
-        "cluster": ("launcher.cli:cluster", "Start a run, inspect it, stop it."),
+        "cluster": ("launcher.cli:cluster", "Start a run, stop it, update Motley."),
         "distill": ("launcher.cli:distill", "Train a small model on the outputs of a large one."),
         "init": ("launcher.commands.init:init", "Write a commented run config to edit."),
-        "status": _STATUS,
-        "logs": _LOGS,
+        "status": (f"{_CLUSTER}:status", "Show the active run, or the latest one."),
+        "logs": ("launcher.commands.logs:logs", "Print the logs of processes, such as worker-2."),
         "dashboard": (
             "launcher.commands.dashboard:dashboard",
             "Show the cluster and its runs in a browser.",

@@ -96,9 +96,7 @@ def lock_file(path: str, purpose: str) -> Generator[None]:
     with hold_lock(
         Path(path),
         f"{purpose}, pid {os.getpid()}",
-        lambda other: (
-            f"another launch is starting a run here ({other}); see: launch cluster status"
-        ),
+        lambda other: f"another launch is starting a run here ({other}); see: launch status",
     ):
         yield
 

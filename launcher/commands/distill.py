@@ -97,7 +97,7 @@ def job_order(source: str | None, settings: tuple[str, ...], **flags: Any) -> Jo
 def up(cluster: Cluster, **flags: Any) -> None:
     """Start a distillation and return when every process is working.
 
-    It continues without this terminal: launch cluster status | logs | down.
+    It continues without this terminal: launch status, launch logs, launch cluster down.
     """
     start_job(cluster, job_order, **flags)
 

@@ -62,4 +62,4 @@ def start_job(
     render.say_card(view)
     if not wait:
         render.make_console().print(processes_table(view, render.terminal_width()))
-        note("the run continues without this terminal: launch cluster status | logs | down")
+        note("the run goes on without this terminal: launch status, or launch cluster down")

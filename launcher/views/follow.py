@@ -23,7 +23,7 @@ _PROGRESS_EVERY = 2.0
 _REDRAW = 0.5
 _OTHER_LINES = 12
 """Lines of the live view with its events; the rest of a terminal's height is the loss curve."""
-WATCH = "launch cluster status --watch"
+WATCH = "launch status --watch"
 """What shows a run again."""
 
 

@@ -1,4 +1,4 @@
-"""The live view of `launch cluster status --watch`: progress, each worker's share, last events."""
+"""The live view of `launch status --watch`: progress, each worker's share, last events."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ def test_up_status_logs_down(cluster: Cluster) -> None:
         assert key.stat().st_mode & 0o777 == 0o600
     assert not list(cluster.state.rglob("processes/*/ca-key.pem"))
 
-    status = cluster.launch("cluster", "status")
+    status = cluster.launch("status")
     assert f"{tree['run_id']}: running, step" in status.stdout
     assert "worker-1" in status.stdout
     assert cluster.launch("logs", "worker-1").stdout == "worker-1 here, work \n"
-    both = cluster.launch("cluster", "logs", "worker-0", "coordinator", "--tail", "1")
+    both = cluster.launch("logs", "worker-0", "coordinator", "--tail", "1")
     assert both.stdout.splitlines() == [
         "worker-0    | worker-0 here, work ",
         "coordinator | coordinator here, work ",
@@ -67,7 +67,7 @@ def test_up_status_logs_down(cluster: Cluster) -> None:
     assert cluster.status()["state"] == "stopped"
     step = cluster.status()["training"]["step"]
     said = f"{tree['run_id']}: stopped at {step}/10, loss 1.0000"
-    assert said in cluster.launch("cluster", "status").stdout
+    assert said in cluster.launch("status").stdout
     assert f"stopped at {step}/10" in cluster.launch("runs").stdout
     runs = json.loads(cluster.launch("runs", "--json").stdout)["runs"]
     assert [(run["run_id"], run["live"]) for run in runs] == [(tree["run_id"], False)]
@@ -80,10 +80,10 @@ def test_wait_follows_to_the_end_and_leaves_nothing(cluster: Cluster) -> None:
     assert done.returncode == 0, done.stderr
     tree = json.loads(done.stdout)
     assert (tree["state"], tree["live"]) == ("completed", False)
-    assert f"{tree['run_id']}: completed, step 3/10" in cluster.launch("cluster", "status").stdout
+    assert f"{tree['run_id']}: completed, step 3/10" in cluster.launch("status").stdout
     assert {process["state"] for process in tree["processes"]} == {"exited"}
     assert cluster.living() == []
-    assert cluster.launch("cluster", "status").stdout.endswith(CARD)
+    assert cluster.launch("status").stdout.endswith(CARD)
     again = cluster.up("--wait")  # the next one may start
     assert again.returncode == 0
     assert again.stdout.endswith(CARD)
@@ -110,7 +110,7 @@ def test_a_worker_that_is_refused_is_named_and_everything_is_stopped(cluster: Cl
     why += " everything was stopped"
     status = cluster.status()
     assert (status["state"], status["reason"]) == ("failed", why)
-    assert f": failed: {why}" in cluster.launch("cluster", "status").stdout
+    assert f": failed: {why}" in cluster.launch("status").stdout
     cluster.launch("cluster", "down")  # which ends nothing, and takes the reason from nobody
     assert " failed: 1 of 2 workers have joined; " in cluster.launch("runs").stdout
     cluster.behave()
@@ -200,7 +200,7 @@ def test_down_ends_a_start_that_is_under_way(cluster: Cluster) -> None:
     [
         (["logs", "worker-0", "-f"], os.kill),
         (["logs", "worker-0", "-f"], signal_aside),  # nothing else ends this wait
-        (["cluster", "status", "--watch"], os.kill),
+        (["status", "--watch"], os.kill),
         (["up", "--wait"], os.kill),
     ],
 )

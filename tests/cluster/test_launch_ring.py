@@ -84,7 +84,7 @@ def test_a_lost_rank_is_named_and_all_start_again_at_the_newest_checkpoint(
     assert resumed >= EVERY
     assert resumed % EVERY == 0
     wait_for(lambda: reached(resumed + 1), "further steps")
-    table = cluster.launch("cluster", "status").stdout
+    table = cluster.launch("status").stdout
     assert all(f"worker-{rank}" in table for rank in range(WORLD))
     assert "coordinator" not in table
 

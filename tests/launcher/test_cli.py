@@ -114,7 +114,7 @@ def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path:
     [
         (["nope"], 2, "no command 'nope' (see: launch --help)"),
         (["clustr", "up"], 2, "no command 'clustr'; did you mean: launch cluster"),
-        (["cluster", "stats"], 2, "no command 'stats'; did you mean: launch cluster status"),
+        (["cluster", "status"], 2, "no command 'status'; did you mean: launch status"),
         (["up"], 2, "no command 'up'; did you mean: launch cluster up, launch distill up"),
         (["sync", "chekpoints"], 2, "did you mean: launch sync checkpoints"),
         (["cluster", "up", "--lr", "1"], 2, "did you mean: --set optimizer.learning_rate=VALUE"),
@@ -209,7 +209,7 @@ def test_hosts_that_are_busy_are_waited_for(
     monkeypatch.setattr("launcher.hosts.ssh.connect_host", connect)
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(json.dumps({"all": {"hosts": {"busy": {"ansible_host": "10.0.0.1"}}}}))
-    for view in (["cluster", "status"], ["logs"], ["runs"]):
+    for view in (["status"], ["logs"], ["runs"]):
         silent_hosts.clear()
         assert run([*view, "-i", str(inventory)]) == (2 if view == ["logs"] else 0)
         said = capsys.readouterr().err

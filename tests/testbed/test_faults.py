@@ -93,7 +93,7 @@ def test_a_power_cut_after_which_the_checkpoints_are_gone(cluster: Cluster, run:
 
 
 def test_training_needs_neither_ssh_nor_the_launcher(cluster: Cluster, run: Running) -> None:
-    watching = cluster.operator.start("cluster", "status", "--watch")
+    watching = cluster.operator.start("status", "--watch")
     following = cluster.operator.start("logs", "worker-1", "-f")
     for host in cluster.hosts:
         host.exec(["systemctl", "stop", "ssh.socket", "ssh.service"], check=False)
@@ -103,7 +103,7 @@ def test_training_needs_neither_ssh_nor_the_launcher(cluster: Cluster, run: Runn
         view.communicate(timeout=60)
     at = run.step
     run.wait_steps(5)
-    blind = cluster.operator.launch("cluster", "status", check=False)
+    blind = cluster.operator.launch("status", check=False)
     assert blind.returncode == 3
     assert len(blind.stderr.splitlines()) <= 1 + len(cluster.hosts)
     for host in cluster.hosts:

@@ -73,8 +73,8 @@ class Operator:
         return json.loads(self.launch(*arguments, "--json").stdout)
 
     def status(self) -> dict[str, Any]:
-        """Return `launch cluster status --json`."""
-        return self.json("cluster", "status")
+        """Return `launch status --json`."""
+        return self.json("status")
 
     def play(self, *arguments: str) -> Completed:
         """Run a recipe from the root of the checkout."""
@@ -202,7 +202,7 @@ class Running:
         wanted = {name.replace("_", "-"): state for name, state in states.items()}
 
         def seen() -> dict[str, Any]:
-            done = self.cluster.operator.launch("cluster", "status", "--json", check=False)
+            done = self.cluster.operator.launch("status", "--json", check=False)
             tree = json.loads(done.stdout)
             shown = {process["name"]: process["state"] for process in tree.get("processes", [])}
             whole = tree.get("state") == "running" and wanted.items() <= shown.items()

@@ -1,4 +1,4 @@
-"""status.json: the state of a run, for `launch cluster status` and the live view.
+"""status.json: the state of a run, for `launch status` and the live view.
 
 The coordinator replaces the file atomically; a reader never sees half of it. A change of state is
 written at once, moving numbers at most a few times a second.

@@ -75,6 +75,13 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in self._commands_at or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
+        root = ctx.find_root()
+        assert isinstance(root.command, LazyGroup)
+        meant = self._find_near_names(ctx, name) or root.command._find_near_names(root, name)
+        hint = f"; did you mean: {', '.join(meant)}" if meant else ""
+        raise click.UsageError(f"no command '{name}'{hint}", ctx)
+
+    def _find_near_names(self, ctx: click.Context, name: str) -> list[str]:
         from difflib import get_close_matches
 
         names = {
@@ -83,9 +90,7 @@ class LazyGroup(click.Group):
         last = set(names.values())
         known = [meant for meant in FAMILIAR.get(name, ()) if meant in last]
         near = known or get_close_matches(name, last, n=1)
-        meant = ", ".join(path for path, last in names.items() if last in near)
-        hint = f"; did you mean: {meant}" if meant else ""
-        raise click.UsageError(f"no command '{name}'{hint}", ctx)
+        return [path for path, last in names.items() if last in near]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the table's commands without importing them."""
