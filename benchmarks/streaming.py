@@ -1,6 +1,7 @@
 """A step that reads its frozen layers over one that keeps them, on the CPU with one thread.
 
-    python benchmarks/streaming.py [--part step paced peak] [--rounds 5] [--tokens 1024]
+    python benchmarks/streaming.py [--part step paced peak vulkan] [--rounds 5] [--tokens 1024]
+                                   [--gpu NAME]
 
 LoRA on a model of random weights in fp32: 24 layers of hidden 768, 0.23 billion weights. `step`:
 both take turns in one process, with the file in the page cache; a round is a step of each, and the
@@ -9,7 +10,8 @@ reader's too) and of elapsed time. How long the step waited for the reader is pr
 a read sleeps until it has taken as long as at R bytes a second; the figure is the step over the
 longer of computing, a resident step of the same round, and of the bytes that it read at R. `peak`:
 the most resident memory of a process in a control group of 0.7 GB over the weights, 0.41 billion,
-LoRA of rank 4 on a row of 256 tokens. JSON: benchmarks/results/streaming.json.
+LoRA of rank 4 on a row of 256 tokens. `vulkan`, which is measured if it is asked for: `step` on a
+device, whose copies share its one queue. JSON: benchmarks/results/streaming.json.
 """
 
 from __future__ import annotations
@@ -35,8 +37,12 @@ from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.replica.torch.replica import TorchReplica
 from trainer.replica.torch.streaming import StreamedLinear
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.vulkan_adapter import select_adapter
+from trainer.replica.wgpu.replica import WgpuReplica
 
 PARTS = ("step", "paced", "peak")
+"""Those of a processor."""
 VOCABULARY = 8192
 PACES = (0.5, 1.0, 2.0)
 """Times of reading, as parts of a resident step's."""
@@ -49,12 +55,24 @@ class Stepper:
 
     Args:
         settings: `model.resident`, and others.
+        device: of Vulkan; None computes on the CPU.
     """
 
-    def __init__(self, folder: Path, method: str, tokens: int, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        method: str,
+        tokens: int,
+        settings: dict[str, Any],
+        device: Device | None = None,
+    ) -> None:
         config = step_config(folder, method, 1, tokens, {"model.dtype": "float32", **settings})
         layout = build_layout(folder, config)
-        self._replica = TorchReplica(folder, config, layout, threads=1)
+        self._replica = (
+            TorchReplica(folder, config, layout, threads=1)
+            if device is None
+            else WgpuReplica(folder, config, layout, device)
+        )
         self._replica.write_trainable(initial_weights(layout, folder, config))
         self._rows = random_rows(VOCABULARY, 1, tokens, 0)
         self.rate = 0.0
@@ -73,9 +91,7 @@ class Stepper:
         return {"used": used, "elapsed": elapsed, "waited": self._waited, "read": self._read}
 
     def _watch_feed(self) -> None:
-        model: Any = self._replica._model
-        linear = next(part for part in model.modules() if isinstance(part, StreamedLinear))
-        feed: Any = linear._stream.feed
+        feed = find_feed(self._replica)
         hold, read_layer = feed.hold, feed._weights.read_layer
 
         def hold_and_count(layer: int, following: int | None) -> int:
@@ -95,10 +111,21 @@ class Stepper:
         feed.hold, feed._weights.read_layer = hold_and_count, read_at_pace
 
 
+def find_feed(replica: TorchReplica | WgpuReplica) -> Any:
+    """Return what reads the layers of a replica."""
+    if isinstance(replica, WgpuReplica):
+        uploads: Any = replica._loaded.uploads
+        return uploads.feed
+    model: Any = replica._model
+    linear: Any = next(part for part in model.modules() if isinstance(part, StreamedLinear))
+    return linear._stream.feed
+
+
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
+    parser.add_argument("--part", choices=(*PARTS, "vulkan"), nargs="+", default=PARTS)
+    parser.add_argument("--gpu", default="", help="index, PCI address or part of the name")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--hidden-size", type=int, default=768)
@@ -114,7 +141,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="motley-streaming-") as scratch:
         os.environ["MOTLEY_CACHE"] = f"{scratch}/cache"  # of weights in NF4
         folder = write_llama(Path(scratch, "model"), options.layers, options.hidden_size)
-        if set(options.part) != {"peak"}:
+        if "vulkan" in options.part:
+            device = Device(select_adapter(options.gpu, allow_software=True))
+            for name, method in (("fp32", "lora"), ("NF4", "qlora")):
+                pair = open_pair(folder, method, options.tokens, device)
+                title = f"{device.adapter.name}, {name}"
+                add_steps(report, title, *pair, options.rounds, most=1.12)
+        if not {"step", "paced"}.isdisjoint(options.part):
             pair = open_pair(folder, "lora", options.tokens)
             if "step" in options.part:
                 add_steps(report, "fp32", *pair, options.rounds)
@@ -144,14 +177,23 @@ def write_llama(folder: Path, layers: int, hidden: int) -> Path:
     return write_model(folder, tree, "F32")
 
 
-def open_pair(folder: Path, method: str, tokens: int) -> tuple[Stepper, Stepper]:
+def open_pair(
+    folder: Path, method: str, tokens: int, device: Device | None = None
+) -> tuple[Stepper, Stepper]:
     """Return one that keeps all layers and one that keeps none."""
     same = {"training.gradient_checkpointing": "off"}
-    kept = Stepper(folder, method, tokens, {**same, "model.resident": "all"})
-    return kept, Stepper(folder, method, tokens, {**same, "model.resident": 0})
+    kept = Stepper(folder, method, tokens, {**same, "model.resident": "all"}, device)
+    return kept, Stepper(folder, method, tokens, {**same, "model.resident": 0}, device)
 
 
-def add_steps(report: Report, name: str, kept: Stepper, streamed: Stepper, rounds: int) -> None:
+def add_steps(
+    report: Report,
+    name: str,
+    kept: Stepper,
+    streamed: Stepper,
+    rounds: int,
+    most: float = 1.05,
+) -> None:
     """Compare steps with the file in the page cache; they begin in turns."""
     found: list[dict[Stepper, dict[str, float]]] = []
     for at in range(rounds):
@@ -160,7 +202,7 @@ def add_steps(report: Report, name: str, kept: Stepper, streamed: Stepper, round
     for key, words in (("used", "processor time"), ("elapsed", "elapsed time")):
         ratio = statistics.median(each["streamed"][key] / each["resident"][key] for each in steps)
         title = f"{name}, layers are read: {words}"
-        report.add(Ratio(title, ratio, "the resident step", 1.05), rounds=steps)
+        report.add(Ratio(title, ratio, "the resident step", most), rounds=steps)
     waited = statistics.median(e["streamed"]["waited"] / e["streamed"]["elapsed"] for e in steps)
     report.add(Ratio(f"{name}: waiting for the reader", waited, "the step"))
 

@@ -7,24 +7,41 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import ROOT
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
 LAYERS, HIDDEN = 4, 64
-WORDS = f"--part step paced --layers {LAYERS} --hidden-size {HIDDEN} --tokens 32 --rounds 2"
+WORDS = f"--layers {LAYERS} --hidden-size {HIDDEN} --tokens 32 --rounds 2"
 LAYER = 4 * HIDDEN * HIDDEN * (4 + 3 * 4)
 """Bytes of a layer's linears in fp32."""
 
 
-@pytest.mark.long
-def test_steps_that_read_are_compared_with_resident_ones(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/streaming.py", *WORDS.split()]
-    environment = os.environ | {"BENCHMARK_RESULTS": str(tmp_path)}
+def measure(folder: Path, *parts: str) -> Any:
+    command = [sys.executable, "benchmarks/streaming.py", *WORDS.split(), "--part", *parts]
+    environment = os.environ | {"BENCHMARK_RESULTS": str(folder)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr  # 1 is a missed target
-    results = json.loads((tmp_path / "streaming.json").read_text())
+    return json.loads((folder / "streaming.json").read_text())
+
+
+@pytest.mark.long
+def test_steps_on_a_device_are_compared_with_its_resident_ones(
+    vulkan: Adapter, tmp_path: Path
+) -> None:
+    figures = {each["ratio"]: each for each in measure(tmp_path, "vulkan")["figures"]}
+    for form in ("fp32", "NF4"):
+        title = f"{vulkan.name}, {form}, layers are read: processor time"
+        for step in figures[title]["rounds"]:
+            assert step["resident"]["read"] == 0 < step["streamed"]["read"]
+
+
+@pytest.mark.long
+def test_steps_that_read_are_compared_with_resident_ones(tmp_path: Path) -> None:
+    results = measure(tmp_path, "step", "paced")
     figures = {each["ratio"]: each for each in results["figures"]}
     assert all(ratio["value"] > 0 for ratio in results["ratios"])
     # At each turn both slots have the layers that are needed first.
