@@ -102,3 +102,13 @@ def test_mapping_on_a_lost_device(lost: tuple[Device, Array, Graph]) -> None:
     device = lost[0]
     with pytest.raises(LostError):
         device.create_buffer(64, wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST)
+
+
+def test_a_wait_for_a_lost_device_returns(device: Device) -> None:
+    own = Device(device.adapter)
+    own.mark_submitted()()
+    wait_until_computed = own.mark_submitted()
+    own.handle.destroy()
+    wait_until_computed()  # the driver aborts the process on some calls to a lost device
+    with pytest.raises(LostError):
+        own.mark_submitted()
