@@ -25,13 +25,13 @@ class Towers(nn.Module):
 
 
 def bags(texts):
-    """Return the hashed pieces of three letters of all texts, and where each text begins."""
+    """Return the hashed trigrams of all texts, and where each text begins."""
     found = []
     for text in texts:
-        pieces = [text[at : at + 3].lower() for at in range(len(text) - 2)] or [text]
-        found.append([zlib.crc32(piece.encode()) % BUCKETS for piece in pieces])
+        trigrams = [text[at : at + 3].lower() for at in range(len(text) - 2)] or [text]
+        found.append([zlib.crc32(trigram.encode()) % BUCKETS for trigram in trigrams])
     starts = [sum(map(len, found[:index])) for index in range(len(found))]
-    return torch.tensor([piece for each in found for piece in each]), torch.tensor(starts)
+    return torch.tensor([bucket for each in found for bucket in each]), torch.tensor(starts)
 
 
 def model():
