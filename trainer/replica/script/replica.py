@@ -153,7 +153,8 @@ class ScriptReplica:
         four = [0, 1 % len(train), -2 % len(train), len(train) - 1]
         loosely = self._script.has_local_buffers
         buffers = {name: each.clone() for name, each in model.named_buffers()}
-        before = dict(trainable_parameters(model))
+        model.zero_grad()
+        before = {name: (each, each._version) for name, each in trainable_parameters(model)}
         drawn = checks.read_random_state(self._device, whole=True)
         sums: list[tuple[float, int]] = []
         for part in (four, four[:2], four[2:]):
@@ -170,8 +171,9 @@ class ScriptReplica:
                     )
                 buffer.copy_(buffers[name])
             after = dict(trainable_parameters(model))
-            for name, parameter in before.items():
-                if after.get(name) is not parameter or parameter.grad is not None:
+            for name, (parameter, version) in before.items():
+                changed = after.get(name) is not parameter or parameter._version != version
+                if changed or parameter.grad is not None:
                     raise ScriptFaultError(
                         f"changes the parameter {name} or its gradient: leave backward() and what"
                         " is trained to the run"
