@@ -93,11 +93,11 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
     quantization: Literal["none", "nf4"] = "none"
-    """`nf4` stores the frozen linears in 4 bits, in blocks of 64 (QLoRA, arXiv:2305.14314)."""
+    """`nf4` stores frozen linears and experts in 4 bits, in blocks of 64 (arXiv:2305.14314)."""
     resident: Literal["auto", "all"] | Annotated[int, Field(ge=0)] = "auto"
     """Layers that stay in a worker's memory; the others are read at each use. `auto`: what fits.
 
-    A CPU worker does so, with method `lora` and without NF4; `auto` keeps all on other devices."""
+    CPU and CUDA workers do so, with method `lora`; `auto` keeps all on Vulkan devices."""
 
 
 class CheckpointConfig(Section):

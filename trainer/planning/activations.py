@@ -104,7 +104,7 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
 def _mlp_bytes(shape: ModelShape, training: TrainingSetup, kept: SavedActivations) -> float:
     """Return the bytes that an MLP keeps for a token, or the experts that it passes through.
 
-    Experts compute in the format of their weights.
+    Experts compute in the format of their weights, in NF4 in that of products.
     """
     if shape.experts == 1 or shape.kept is None:
         return training.precision.activation * kept.inner * _inner_width(shape)
@@ -135,11 +135,13 @@ def of_adapted_experts(
 ) -> Iterator[Term]:
     """Yield the bytes of experts with their adapters, W + scale B A, which backward needs.
 
-    Recomputation has those of one layer at a time; a gradient of one layer's comes on top.
+    Recomputation has those of one layer at a time; a gradient of one layer's comes on top. There
+    are none of experts in NF4, nor of a layer that is read at each use.
     """
-    if not adapts_experts(shape, training):
-        return
     layers = math.ceil((training.adapted_layers or shape.layers) / strategy.stages)
+    layers = layers if training.resident is None else min(layers, training.resident)
+    if not (adapts_experts(shape, training) and layers) or training.method == "qlora":
+        return
     held = 1 if training.recompute == "full" else layers
     yield term(
         "experts with their adapters, and a gradient of one layer's",
@@ -152,6 +154,8 @@ def of_adapted_experts(
 
 
 def _expert_element(training: TrainingSetup) -> int:
+    if training.method == "qlora":
+        return training.precision.activation
     return 4 if training.method == "full" else training.precision.frozen
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from trainer.planning import activations
 from trainer.planning.shapes import ModelShape
-from trainer.planning.stored_layers import NF4_BYTES, NF4_SCALES, passing_layers, plain_experts
+from trainer.planning.stored_layers import NF4_BYTES, NF4_SCALES, passing_layers
 from trainer.planning.strategy import ElementSizes, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
@@ -67,18 +67,20 @@ class DeviceElements:
 
     linears: float
     rest: float
-    """Tables, norms, biases, experts."""
+    """Tables, norms, biases, experts that are not in NF4."""
     new: float
     """Of adapters what trains, and the head of a classifier."""
     still: float
     """Of adapters what does not train."""
     tables: float = 0
     """Of `new` the head and the embedding that train whole."""
+    experts: float = 0
+    """In NF4, which FSDP does not shard."""
 
     @property
     def base(self) -> float:
         """All elements of the model."""
-        return self.linears + self.rest
+        return self.linears + self.rest + self.experts
 
 
 def stage_holdings(
@@ -87,7 +89,7 @@ def stage_holdings(
     """Return what tensor and pipeline parallelism leave to a device of a stage."""
     stages, tensor = strategy.stages, strategy.tensor
     share = math.ceil(shape.layers / stages) / shape.layers
-    experts = plain_experts(shape, training)
+    experts = shape.expert_parameters
     linears = shape.linear_parameters() - experts
     if stages == 1:
         rest = shape.parameters - linears - shape.small_parameters
@@ -117,7 +119,12 @@ def stage_holdings(
         has_head = shape.tied and training.classes is None
         if not has_head and "embed_tokens" not in training.whole:
             rest -= shape.table_parameters  # its rows are read, too
-    return DeviceElements(linears * share / tensor, rest, new, still, tables)
+    packed = 0.0
+    if training.method == "qlora":
+        stay = 1 if training.resident is None else training.resident / shape.layers
+        packed = experts * stay * share / tensor
+        rest -= packed
+    return DeviceElements(linears * share / tensor, rest, new, still, tables, packed)
 
 
 def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int = 1) -> float:
@@ -216,6 +223,9 @@ def frozen_bytes(kept: DeviceElements, training: TrainingSetup, shards: int) -> 
     size = training.precision.frozen
     codes, scales = (0.5, NF4_SCALES) if training.method == "qlora" else (size, 0)
     still = term("A of adapters", "4 * elements", FFA_LORA, elements=kept.still)
+    experts = term(
+        "experts in NF4", "size * elements", QLORA, size=NF4_BYTES, elements=kept.experts
+    )
     return (
         term(
             "frozen linears",
@@ -234,6 +244,7 @@ def frozen_bytes(kept: DeviceElements, training: TrainingSetup, shards: int) -> 
             size=size,
             shards=shards,
         ),
+        *((experts,) if kept.experts else ()),
         *((still,) if training.frozen_a else ()),
     )
 
@@ -390,17 +401,15 @@ def _buffer_terms(
         )
     if gathers:
         size = NF4_BYTES if training.method == "qlora" else precision.activation
-        whole = precision.frozen if training.method == "qlora" else size
         experts = shape.expert_parameters / max(1, shape.layers - shape.dense_layers)
         linears = shape.layer_parameters - experts
         yield term(
             "two gathered layers",
-            "2 * (size * linears + whole * experts) / tensor",
+            "2 * size * (linears + experts) / tensor",
             FSDP,
             size=size,
             linears=linears,
-            whole=whole,
-            experts=experts,
+            experts=0 if training.method == "qlora" else experts,
             tensor=strategy.tensor,
         )
         tables = (1 if shape.tied else 2) * shape.table_parameters

@@ -94,7 +94,7 @@ class ModelShape:
 
     @property
     def expert_parameters(self) -> int:
-        """Elements of all experts: NF4 leaves them as they are."""
+        """Elements of all experts."""
         return (self.layers - self.dense_layers) * self.layer_experts
 
     def expert_adapters(self, rank: int) -> tuple[int, int]:
@@ -148,8 +148,9 @@ class ModelShape:
 
     @property
     def widest_linear(self) -> int:
-        """Elements of the largest matrix of a layer."""
-        return self.hidden * max(self.queries, self.inner, self.dense_inner, self.shared_inner)
+        """Elements of the largest matrix of a layer; an expert's gate and up are one."""
+        inner = self.inner if self.experts == 1 else 2 * self.inner
+        return self.hidden * max(self.queries, inner, self.dense_inner, self.shared_inner)
 
     def layer_matrices(self) -> dict[str, Linear]:
         """Return the matrices of one layer that an adapter may extend, `[out, in]`.

@@ -11,23 +11,14 @@ from trainer.planning.term import Term, term
 NF4_SCALES = 4 / 64
 NF4_BYTES = 0.5 + NF4_SCALES
 """An element in NF4: half a byte, and a fp32 absmax to each block of 64 (arXiv 2305.14314)."""
-NF4_EXPERTS = False
-"""Whether NF4 stores experts, too; in this version they stay as they are."""
 _WIDE = ("F32", "I32")
-
-
-def plain_experts(shape: ModelShape, training: TrainingSetup) -> int:
-    """Return the elements of experts that are stored as they are, and not as the linears."""
-    return 0 if NF4_EXPERTS and training.method == "qlora" else shape.expert_parameters
 
 
 def layer_bytes(shape: ModelShape, training: TrainingSetup) -> float:
     """Return the bytes of a layer's matrices as they are stored; of unlike layers the mean."""
-    plain = plain_experts(shape, training)
     stored = 4 if shape.stored in _WIDE else 2
-    linears = shape.linear_parameters() - plain
     element = NF4_BYTES if training.method == "qlora" else stored
-    return (linears * element + plain * stored) / shape.layers
+    return shape.linear_parameters() * element / shape.layers
 
 
 def passing_layers(shape: ModelShape, training: TrainingSetup) -> Iterator[Term]:

@@ -20,6 +20,7 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.time import flops_per_token, forward_flops_per_token, speed_of
+from trainer.system.backends import BACKENDS
 
 NVME_RATE = 3e9
 """Bytes a second that an NVMe disk reads, of advice: PCIe 3.0 x4 in practice."""
@@ -102,10 +103,13 @@ def plan_reading(
     )
 
 
-def explain_unstreamed(shape: ModelShape) -> str:
-    """Return why devices keep all layers of a model; empty if they need not."""
-    if shape.experts > 1 or shape.kept is not None or not shape.gated:
-        return "only layers of Motley's own decoder are read at each use in this version"
+def explain_unstreamed(shape: ModelShape, pool: HostPool) -> str:
+    """Return why the devices of a pool keep all layers of a model; empty if they need not."""
+    backend = pool.device.backend
+    if shape.experts > 1 and not BACKENDS[backend].has_torch:
+        return f"{backend} computes no mixtures of experts"
+    if shape.experts == 1 and (shape.kept is not None or not shape.gated):
+        return "layers of dense models that Motley's own decoder does not compute stay"
     return ""
 
 
@@ -189,7 +193,7 @@ def plan_worker(
             reading = plan_reading(shape, chosen, flops, source)
             rate = flops / flops_per_token(shape, chosen).value
             rate *= 1 if reading is None else reading.speed
-        refused = "" if chosen.resident is None else explain_unstreamed(shape)
+        refused = "" if chosen.resident is None else explain_unstreamed(shape, pool)
         return WorkerPlan(
             pool=pool,
             training=chosen,

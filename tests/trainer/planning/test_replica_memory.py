@@ -193,11 +193,15 @@ def test_activations_of_layers_of_transformers_are_counted(
     assert 0.85 * planned < measured < 1.06 * planned
 
 
-def test_nf4_leaves_experts_as_they_are(tiny: Tiny) -> None:
+def test_nf4_is_of_experts_too(tiny: Tiny) -> None:
     folder = tiny.model("mixtral", hidden_size=256, intermediate_size=768)
     config = tiny.config(folder, model__quantization="nf4")
     model = start(folder, config)[0]._model
     held = sum(part.nbytes for part in model.parameters() if not part.requires_grad)
+    modules = [module for module in model.modules() if hasattr(module, "stored")]
+    sources = {each._source for module in modules for each in module.stored.values()}
+    assert len(sources) == read_shape(folder).layers
+    held += sum(source._memory.nbytes for source in sources)
     states = [m.weight.quant_state for m in model.modules() if hasattr(m, "quant_state")]
     held += sum(state.absmax.nbytes for state in states if state is not None)
     held -= sum(part.nbytes for name, part in model.named_parameters() if "score" in name)

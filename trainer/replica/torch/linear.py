@@ -152,24 +152,39 @@ class LoraParameter(nn.Module):
         self._path = "base_layer." * depth + name
         self._experts, self._scale = target.experts, scale
         self._transposed = target.transposed
+        # A matrix that is fetched for a product has no sum with its adapter: products are summed.
+        stored: Any = getattr(base, "stored", {}).get(name)
+        if stored is not None:
+            stored.adapter = self
+        self._is_stored = stored is not None
         self.enabled = True
         """Whether the adapter counts; else the module computes what it does without."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module does with the changed parameter."""
-        if not self.enabled:
+        if self._is_stored or not self.enabled:
             return self.base_layer(*args, **kwargs)
         changed = {self._path: self._add_adapter(self.base_layer.get_parameter(self._path))}
         return functional_call(self.base_layer, changed, args, kwargs, tie_weights=False)
 
+    def expert_factors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return A `[r, in]` and scale B `[out, r]` of each expert."""
+        down, up = self._split_factors()
+        return down.unbind(), (up * self._scale).unbind()
+
+    def _split_factors(self) -> tuple[Tensor, Tensor]:
+        """Return A `[experts, r, in]` and B `[experts, out, r]`."""
+        a, b = local_weight(self.lora_A.weight), local_weight(self.lora_B.weight)
+        down = a.view(self._experts, -1, a.shape[1])
+        return down, b.view(b.shape[0], -1, self._experts).permute(2, 0, 1)
+
     def _add_adapter(self, frozen: Tensor) -> Tensor:
         """Return the parameter with its adapter, in its own format."""
-        a, b = local_weight(self.lora_A.weight), local_weight(self.lora_B.weight)
         with torch.autocast(frozen.device.type, enabled=False):
             if frozen.dim() == 2:
+                a, b = local_weight(self.lora_A.weight), local_weight(self.lora_B.weight)
                 return frozen + (b @ a * self._scale).to(frozen.dtype)
-            down = a.view(self._experts, -1, a.shape[1]).to(frozen.dtype)
-            up = b.view(b.shape[0], -1, self._experts).permute(2, 0, 1).to(frozen.dtype)
+            down, up = (side.to(frozen.dtype) for side in self._split_factors())
             if self._transposed:
                 up, down = down.transpose(1, 2), up.transpose(1, 2)
             return torch.baddbmm(frozen, up, down, alpha=self._scale)

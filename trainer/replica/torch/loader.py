@@ -23,6 +23,7 @@ from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear, packed_nf4_linear
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype
+from trainer.replica.torch.residence import reads_rows
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
 from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
 from trainer.system.process.imports import speed_up_imports
@@ -52,10 +53,10 @@ def load_model(
     """
     tree = read_config(model_dir)
     if explain_transformers_only(tree, config.data.max_seq_len):
-        assert (layers, cut, resident) == (None, None, None), "only our decoder is divided"
+        assert (layers, cut) == (None, None), "only our decoder is divided"
         with speed_up_imports("transformers"):
             from trainer.replica.torch.published_model import load_published
-        return load_published(model_dir, config, device)
+        return load_published(model_dir, config, device, resident)
     architecture = read_architecture(model_dir)
     dtype = base_dtype(config)
     nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
@@ -69,7 +70,6 @@ def load_model(
 
     with report_load_errors(model_dir, device, nf4=nf4 is not None):
         streamed = streamed_layers(architecture.num_layers, resident)
-        has_head = architecture.tied and config.num_classes is None
         stored = StoredWeights(
             model_dir,
             dtype,
@@ -78,7 +78,7 @@ def load_model(
             mapped=cut is None,
             streamed=streamed,
             codes=_quantise_once(model_dir, architecture, config) if nf4 and streamed else None,
-            reads_rows=not has_head and "embed_tokens" not in config.lora.modules_to_save,
+            reads_rows=reads_rows(config, tied=architecture.tied),
         )
         where = str(model_dir / "config.json")
         model = Decoder(architecture, tree, where, stored, config.num_classes, layers, freeze_layer)
@@ -171,7 +171,7 @@ class StoredWeights:
         if (layer := self._streamed_layer(name)) is not None:
             header = self._headers[self._stored_name(f"{name}.weight")]
             bias = self.tensor(f"{name}.bias") if biased else None
-            return self._stream.linear(layer, header, name, bias)
+            return self._stream.linear(layer, header, f"{name}.weight", bias)
         bias = self.tensor(f"{name}.bias") if biased else None
         if self._nf4 is not None and (codes := self._stream.codes.get(f"{name}.weight")):
             absmax = self._read_whole(self._stream.codes[f"{name}.weight{ABSMAX}"])

@@ -6,7 +6,7 @@ These are the harness, and rarer rotations and activations.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,12 @@ from trainer.model.families import find_family, logits_settings, text_config
 from trainer.model.layout import adapted_experts, adapted_modules
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.model.tensor_names import LANGUAGE_KEYS, is_ignored, is_tied
+from trainer.planning.model_config import read_shape
+from trainer.planning.resident_layers import streamed_layers
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype, make_autocast
+from trainer.replica.torch.published_weights import PublishedWeights
+from trainer.replica.torch.residence import reads_rows
 from trainer.replica.torch.unlisted_family import check_class, find_class, report_unreached
 from trainer.system.errors import InputError
 from trainer.system.key_table import UnknownKeys
@@ -32,7 +36,9 @@ log = logging.getLogger(__name__)
 _HEADS = ("score", "lm_head")
 
 
-def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> nn.Module:
+def load_published(
+    model_dir: Path, config: RunConfig, device: torch.device, resident: int | None = None
+) -> nn.Module:
     """Return the same as `load_model`, computed by transformers' own code.
 
     Raises:
@@ -48,7 +54,19 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
         else transformers.AutoModelForCausalLM
     )
     settings: dict[str, Any] = {}
-    if config.model.quantization == "nf4":
+    nf4 = config.model.quantization == "nf4"
+    shape = read_shape(model_dir)
+    kept = None
+    if shape.experts > 1 and (nf4 or resident is not None):
+        kept = PublishedWeights(
+            model_dir,
+            getattr(torch, config.model.dtype),
+            device,
+            compute_dtype(config, device) if nf4 else None,
+            streamed_layers(shape.layers, resident),
+            reads_rows=reads_rows(config, tied=shape.tied),
+        )
+    if nf4:
         settings["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -74,7 +92,8 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             setattr(tree, key, 0.0)
         if config.num_classes is not None:
             tree.num_labels = config.num_classes
-        model, found = auto.from_pretrained(
+        kind = auto._model_mapping[type(tree)] if family.listed else auto
+        model, found = (kept.make_class(kind) if kept else kind).from_pretrained(
             model_dir,
             config=tree,
             output_loading_info=True,
@@ -85,15 +104,17 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             use_safetensors=True,
             **settings,
         )
-    if settings and device.type == "cpu":
-        # One tensor that is still of the file, such as a norm, would keep in memory what was read
-        # of it for all others (`loader.py`).
-        for parameter in model.parameters():
-            parameter.data = parameter.data.clone()
+        if (nf4 or kept is not None) and device.type == "cpu":
+            # One tensor that is still of the file, such as a norm, would keep in memory what was
+            # read of it for all others (`loader.py`); and a file that is cut must not fault.
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        if kept is not None:
+            kept.fill_model(model)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # a padding token that texts contain is trained too
-    _check_complete(found, model_dir, config)
+    _check_complete(found, model_dir, config, set() if kept is None else kept.names)
     if tree.tie_word_embeddings:
         model.tie_weights()  # transformers does not if the file has a head of its own
     _say_unknown(model_dir, tree)
@@ -130,8 +151,13 @@ def _say_unknown(model_dir: Path, loaded: Any) -> None:
         log.warning("%s", line)
 
 
-def _check_complete(found: Mapping[str, Any], model_dir: Path, config: RunConfig) -> None:
+def _check_complete(
+    found: Mapping[str, Any], model_dir: Path, config: RunConfig, taken: Collection[str]
+) -> None:
     """Refuse weights that transformers would draw at random or leave out.
+
+    Args:
+        taken: parameters that the model does not have from transformers.
 
     Raises:
         InputError: names the first tensor.
@@ -141,6 +167,6 @@ def _check_complete(found: Mapping[str, Any], model_dir: Path, config: RunConfig
     heads = _HEADS if config.num_classes is not None else ("score",)
     family = find_family(read_config(model_dir), str(model_dir))
     left_out = {name for name in read_headers(model_dir) if is_ignored(name, family)}
-    unexpected = found["unexpected_keys"] - left_out
+    unexpected = found["unexpected_keys"] - left_out - set(taken)
     if other := sorted(name for name in unexpected if not name.startswith(heads)):
         raise InputError(f"{model_dir}: {other[0]} is stored, and no part of the model")

@@ -33,8 +33,10 @@ def plan_residents(
     Raises:
         InputError: the config sets a number, and this model keeps all.
     """
-    asked, layers = config.model.resident, read_shape(model_dir).layers
-    why = explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
+    asked, shape = config.model.resident, read_shape(model_dir)
+    layers, why = shape.layers, None
+    if shape.experts == 1:
+        why = explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
     if why and isinstance(asked, int):
         raise InputError(f"{model_dir}: model.resident {asked}: {why}; take all or auto")
     streams = not why and can_stream(config)
@@ -53,3 +55,13 @@ def plan_residents(
             model_dir,
         )
     return found
+
+
+def reads_rows(config: RunConfig, *, tied: bool) -> bool:
+    """Return whether a model with streamed layers needs rows of its embedding alone.
+
+    Args:
+        tied: the embedding is a language model's head, too.
+    """
+    is_head = tied and config.num_classes is None
+    return not is_head and "embed_tokens" not in config.lora.modules_to_save

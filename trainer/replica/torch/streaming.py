@@ -6,8 +6,9 @@ saves where the weight comes from and reads it again; operations and bits are `F
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from trainer.replica.weights.layer_feed import SLOTS, LayerFeed
 from trainer.replica.weights.nf4_file import ABSMAX
 from trainer.replica.weights.stored_file import StoredTable
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -115,15 +116,20 @@ class LayerStream:
         self._order: list[int] = []
         self._place = 0
 
-    def linear(self, layer: int, header: TensorHeader, name: str, bias: Tensor | None) -> nn.Module:
-        """Return the product with a weight of a layer, before the first one is computed."""
+    def add_weight(self, layer: int, name: str, header: TensorHeader) -> None:
+        """Read a weight with its layer, from the first product on."""
         assert self._feed is None, "the first product has fixed what is read"
         tensors = self._tensors.setdefault(layer, {})
         if self._nf4 is None:
             tensors[name] = header
+        else:
+            tensors |= {part: self.codes[part] for part in (name, name + ABSMAX)}
+
+    def linear(self, layer: int, header: TensorHeader, name: str, bias: Tensor | None) -> nn.Module:
+        """Return the product with the weight `name` of a layer."""
+        self.add_weight(layer, name, header)
+        if self._nf4 is None:
             return StreamedLinear(self, layer, name, header, bias)
-        codes, absmax = f"{name}.weight", f"{name}.weight{ABSMAX}"
-        tensors |= {name: self.codes[codes], name + ABSMAX: self.codes[absmax]}
         return StreamedNF4Linear(self, layer, name, header, bias, self._nf4)
 
     @property
@@ -181,7 +187,7 @@ class StreamedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]`."""
-        found: Any = _Product.apply(x, self, torch.is_grad_enabled())
+        found: Any = FetchedProduct.apply(x, self, torch.is_grad_enabled())
         return found
 
     def fetch_weight(self, _dtype: torch.dtype | None, /, *, trains: bool) -> Tensor:
@@ -192,7 +198,7 @@ class StreamedLinear(nn.Module):
             trains: a backward follows the pass.
         """
         raw = self._stream.read(self._layer, self._name, trains=trains)
-        return raw.view(_DTYPES[self._header.dtype]).view(self._header.shape).to(self._stream.dtype)
+        return raw.view(DTYPES[self._header.dtype]).view(self._header.shape).to(self._stream.dtype)
 
 
 class StreamedNF4Linear(StreamedLinear):
@@ -214,7 +220,6 @@ class StreamedNF4Linear(StreamedLinear):
         compute: torch.dtype,
     ) -> None:
         super().__init__(stream, layer, name, header, bias)
-        import_bitsandbytes()
         self._compute = compute
         if bias is not None:
             self.bias = nn.Parameter(bias.to(compute))
@@ -227,15 +232,7 @@ class StreamedNF4Linear(StreamedLinear):
         """Return the weight; in backward it passes through the dtype of the base."""
         codes = self._stream.read(self._layer, self._name, trains=trains)
         absmax = self._stream.read(self._layer, self._name + ABSMAX, trains=trains)
-        operation: Any = torch.ops.bitsandbytes.dequantize_4bit
-        return operation.default(
-            codes.view(-1, 1),
-            absmax.view(torch.float32),
-            NF4_BLOCK,
-            "nf4",
-            self._header.shape,
-            self._stream.dtype if dtype is None else dtype,
-        )
+        return unpack_nf4(codes, absmax, self._header.shape, dtype or self._stream.dtype)
 
 
 class StreamedEmbedding(nn.Module):
@@ -253,17 +250,36 @@ class StreamedEmbedding(nn.Module):
         """Return `[..., D]` of token ids."""
         numbers, places = torch.unique(ids.cpu(), return_inverse=True)
         rows = torch.from_numpy(self._table.read_rows(numbers.numpy()))
-        found = rows.view(_DTYPES[self._stored]).to(self._dtype)[places]
+        found = rows.view(DTYPES[self._stored]).to(self._dtype)[places]
         return found.to(ids.device)
 
 
-class _Product(torch.autograd.Function):
+class FetchedWeight(Protocol):
+    """A weight that is in memory for one product at a time, and what is added to the product."""
+
+    bias: Tensor | None
+
+    def fetch_weight(self, dtype: torch.dtype | None, /, *, trains: bool) -> Tensor:
+        """Return the weight; see `StreamedLinear`."""
+        ...
+
+
+def unpack_nf4(codes: Tensor, absmax: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return weights out of NF4, as bitsandbytes unpacks them; codes and absmax are bytes, u8."""
+    import_bitsandbytes()
+    operation: Any = torch.ops.bitsandbytes.dequantize_4bit
+    scales = absmax.view(torch.float32)
+    return operation.default(codes.view(-1, 1), scales, NF4_BLOCK, "nf4", shape, dtype)
+
+
+class FetchedProduct(torch.autograd.Function):
     """`F.linear` with a weight that is fetched for forward, and again for backward."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, linear: StreamedLinear, trains: bool
+        ctx: Any, x: Tensor, linear: FetchedWeight, trains: bool
     ) -> Tensor:
+        """Return `[..., out]`."""
         ctx.linear, ctx.dtype = linear, x.dtype
         return F.linear(x, linear.fetch_weight(x.dtype, trains=trains), linear.bias)
 
@@ -271,6 +287,7 @@ class _Product(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor | None, ...]:
+        """Return the gradient of `x`."""
         weight = ctx.linear.fetch_weight(None, trains=True).to(gradient.dtype)
         slope = torch.mm(gradient.flatten(0, -2), weight)
         return slope.view(*gradient.shape[:-1], -1).to(ctx.dtype), None, None

@@ -22,6 +22,7 @@ from trainer.model.families import Logits, text_config
 from trainer.replica.torch.kd_loss import shape_logits
 from trainer.replica.torch.linear import LoraLinear
 from trainer.replica.torch.objective import last_hidden
+from trainer.replica.torch.streaming import StreamedLinear
 from trainer.system.errors import InputError, first_line, is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -160,17 +161,17 @@ def _check_linear(model: nn.Module, path: str, kind: type[nn.Module], where: str
             f"{where} renames {path} of its files when it loads them, so that no adapter has its"
             " name; name other linears"
         ) from None
-    if not isinstance(module, kind):
+    if not isinstance(module, (kind, StreamedLinear)):
         found = type(module).__name__
         raise InputError(f"{where} has {path} as {found}, which gets no adapter; name others")
 
 
 def _probe_tokens(model: Any) -> tuple[Tensor, Tensor]:
     """Return tokens `[1, T]`, and the same with another second half."""
-    table = model.get_input_embeddings()
-    ids = torch.arange(3, 3 + 7 * _TOKENS, 7, device=table.weight.device)[None]
+    head = model.lm_head.weight
+    ids = torch.arange(3, 3 + 7 * _TOKENS, 7, device=head.device)[None]
     changed = torch.cat([ids[:, : _TOKENS // 2], ids[:, _TOKENS // 2 :] + 1], 1)
-    return ids % table.num_embeddings, changed % table.num_embeddings
+    return ids % len(head), changed % len(head)
 
 
 @contextmanager

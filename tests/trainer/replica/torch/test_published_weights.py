@@ -1,0 +1,205 @@
+"""Mixtures of experts of transformers with weights in NF4, or read at each use."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.covering import covering
+from tests.trainer.replica.driving import gradient, relative
+from tests.trainer.replica.torch.test_streaming import FORMATS, feed_of, train
+from tests.trainer.replica.unlisted_models import write_tiny
+from trainer.replica.torch import experts
+from trainer.replica.torch.streaming import StreamedEmbedding
+from trainer.system.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.trainer.tiny import Tiny
+
+functional = pytest.importorskip("bitsandbytes.functional")
+
+_SHARED = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+SIZES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 64, "num_hidden_layers": 3},
+    "mixtral": {"num_hidden_layers": 3},
+    "gpt_oss": {"num_hidden_layers": 2},
+    "qwen3_next": {**_SHARED, "num_hidden_layers": 2},
+    "qwen3_5_moe_text": {**_SHARED, "num_hidden_layers": 2},
+}
+"""Whose matrices NF4 divides."""
+TARGETS: dict[str, dict[str, Any]] = {
+    "attention": {"lora__target_modules": ["q_proj", "v_proj"]},
+    "experts": {
+        "lora__target_modules": ["q_proj"],
+        "lora__target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+    },
+}
+WAYS = covering(
+    (family, form, targets, resident, recompute)
+    for family in SIZES
+    for form in FORMATS
+    for targets in TARGETS
+    for resident in (0, 1)
+    for recompute in (True, False)
+    # Experts with adapters are otherwise one product with W + B A, which has other bits.
+    if targets == "attention" or "nf4" in form
+)
+NF4 = {"task": "causal-lm", "model__quantization": "nf4"}
+
+
+def make_folder(tiny: Tiny, family: str, dtype: str = "float32", **sizes: Any) -> Path:
+    return tiny.model(family, dtype=dtype, **{**SIZES[family], **sizes})
+
+
+@pytest.mark.parametrize(("family", "form", "targets", "resident", "recompute"), WAYS)
+def test_losses_gradients_and_weights_are_those_of_the_resident_run(
+    tiny: Tiny, family: str, form: str, targets: str, resident: int, recompute: bool
+) -> None:
+    dtype, stored = FORMATS[form]
+    folder = make_folder(tiny, family, dtype)
+    settings: dict[str, Any] = {"task": "causal-lm", **TARGETS[targets], **stored}
+    settings |= {"training__gradient_checkpointing": recompute, "lora__lora_rank": 4}
+    batch = tiny.batch(5, "causal-lm")
+    whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
+    replica, weights = tiny.start(folder, **settings, model__resident=resident)
+    assert train(replica, weights, batch) == whole
+    layers = SIZES[family]["num_hidden_layers"]
+    assert replica.residents.startswith(f"{resident} of {layers} layers resident")
+    assert len(feed_of(replica)._weights.layers) == layers - resident
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_experts_that_are_read_learn_as_resident_ones_do(tiny: Tiny, family: str) -> None:
+    folder = make_folder(tiny, family)
+    settings: dict[str, Any] = {"task": "causal-lm", **TARGETS["experts"]}
+    batch = tiny.batch(5, "causal-lm")
+    whole, streamed = (
+        gradient(tiny.start(folder, **settings, model__resident=resident)[0], batch)[0]
+        for resident in ("all", 0)
+    )
+    assert relative(streamed, whole) < 1e-5
+
+
+def write_dequantized(folder: Path, made: Path) -> dict[str, torch.Tensor]:
+    """Write a model out of bitsandbytes' NF4 of each linear and of each expert's matrix."""
+    shutil.copytree(folder, made)
+    path = made / "model.safetensors"
+    tensors, packed = load_file(path), dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        is_router = re.search(r"\.(gate|router)\.weight$", name)
+        if ".layers." not in name or tensor.dim() < 2 or is_router or "bias" in name:
+            continue
+        each = tensor if tensor.dim() == 3 else tensor[None]
+        results = [functional.quantize_4bit(one, quant_type="nf4") for one in each]
+        packed[name] = torch.cat([codes.flatten() for codes, _ in results])
+        out = [functional.dequantize_4bit(codes, state) for codes, state in results]
+        tensors[name] = torch.stack(out).view(tensor.shape)
+    save_file(tensors, path, {"format": "pt"})
+    return packed
+
+
+@pytest.mark.parametrize("targets", [*TARGETS, "default"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_nf4_computes_what_transformers_and_peft_do_with_the_same_values(
+    tiny: Tiny, tmp_path: Path, family: str, targets: str
+) -> None:
+    folder, batch = make_folder(tiny, family), tiny.batch(5, "causal-lm")
+    packed = write_dequantized(folder, tmp_path / "plain")
+    settings = TARGETS.get(targets, {})
+    if family == "gpt_oss" and targets == "default":
+        settings = TARGETS["attention"]
+    replica, weights = tiny.start(folder, **NF4, **settings)
+    plain, _ = tiny.start(tmp_path / "plain", task="causal-lm", **settings)
+    plain.write_trainable(weights.copy())
+    found, wanted = gradient(replica, batch), gradient(plain, batch)
+    assert found[1].loss_sum == pytest.approx(wanted[1].loss_sum, rel=1e-5)
+    assert relative(found[0], wanted[0]) < 1e-5
+    for module in replica._model.modules():
+        for stored in getattr(module, "stored", {}).values():
+            for name in {part for parts in stored._tensors for part in parts}:
+                codes = stored._source.read(stored._layer, name, trains=False)
+                # A class has names of its own.
+                own = name.replace("mlp.experts", "block_sparse_moe.experts")
+                assert torch.equal(codes, packed.pop(name if name in packed else own))
+    assert not any("experts" in name for name in packed)
+
+
+def test_only_the_experts_of_a_pass_are_unpacked(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tiny, "qwen3_moe", num_experts=16)
+    replica, _ = tiny.start(folder, **NF4, **TARGETS["attention"])
+    unpacked: list[Any] = []
+    unpack = experts.unpack_nf4
+
+    def count(*args: Any) -> torch.Tensor:
+        unpacked.append(args)
+        return unpack(*args)
+
+    monkeypatch.setattr(experts, "unpack_nf4", count)
+    replica.answer([[5]], 1, frozenset())
+    assert len(unpacked) == 3 * 2 * 2, "of each layer two experts, with two matrices each"
+
+
+def test_a_start_quantises_nothing_that_is_there(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    folder = make_folder(tiny, "qwen3_moe")
+    for resident in ("all", 0, 2):
+        tiny.start(folder, **NF4, model__resident=resident)
+    assert len(list((tmp_path / "cache").glob("*/nf4.safetensors"))) == 1
+    count = 3 * (4 + 4 * 3)
+    assert sum(f"quantising {count} tensors" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_answers_are_those_of_the_resident_model(tiny: Tiny, quantization: str) -> None:
+    folder = make_folder(tiny, "qwen3_moe")
+    settings: dict[str, Any] = {**NF4, **TARGETS["attention"], "model__quantization": quantization}
+    found = [
+        tiny.start(folder, **settings, model__resident=each)[0].answer(
+            [[5, 6, 7], [8]], 6, frozenset()
+        )
+        for each in ("all", 0)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_plan_has_what_stays(tiny: Tiny, tied: bool, quantization: str) -> None:
+    folder = make_folder(tiny, "qwen3_moe", tie_word_embeddings=tied)
+    settings: dict[str, Any] = {**NF4, **TARGETS["attention"], "model__quantization": quantization}
+    replica, _ = tiny.start(folder, **settings, model__resident=0)
+    model: Any = replica._model
+    assert isinstance(model.model.embed_tokens, StreamedEmbedding) != tied
+    kept = [each for each in model.parameters() if not each.requires_grad]
+    assert replica._plan.frozen == sum(each.nbytes for each in kept)
+    assert not any(each.is_meta for each in model.parameters())
+
+
+def test_an_unlisted_family_is_read_too(tiny: Tiny, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "model", "olmoe")
+    settings: dict[str, Any] = {"task": "causal-lm", **TARGETS["attention"]}
+    batch = tiny.batch(3, "causal-lm")
+    found = [
+        train(*tiny.start(folder, **settings, model__resident=each), batch) for each in ("all", 0)
+    ]
+    assert found[0] == found[1]
+
+
+def test_rows_that_no_block_ends_are_refused(tiny: Tiny) -> None:
+    folder = make_folder(tiny, "qwen3_moe", moe_intermediate_size=32)
+    with pytest.raises(
+        InputError, match=r"down_proj is 32 wide; nf4 of experts needs a multiple of 64"
+    ):
+        tiny.start(folder, **NF4)

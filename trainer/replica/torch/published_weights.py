@@ -1,0 +1,245 @@
+"""Frozen weights that a mixture of experts of transformers takes from files instead of loading.
+
+With NF4 these are all linears of the layers and the experts; else those of layers that are read at
+each use. The class is made without them, transformers loads the others, and then they are put in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainer.model.expert_parameters import find_expert_slice
+from trainer.model.family import Family
+from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.model.tensor_names import is_ignored, module_name, stored_family
+from trainer.planning.vulkan_buffers import NF4_BLOCK
+from trainer.replica.torch.experts import LayerBytes, ResidentLayer, StoredExperts, attach_experts
+from trainer.replica.torch.linear import packed_nf4_linear
+from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
+from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
+from trainer.system.errors import InputError
+
+
+class PublishedWeights:
+    """The weights that a model is made without.
+
+    Args:
+        dtype: of the base.
+        nf4: the dtype of products with weights in NF4; None: they are as they are stored.
+        streamed: the layers that are read at each use.
+        reads_rows: of the embedding no more is in memory than the rows of a pass.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        nf4: torch.dtype | None,
+        streamed: frozenset[int],
+        *,
+        reads_rows: bool,
+    ) -> None:
+        self._model_dir, self._dtype, self._device, self._nf4 = model_dir, dtype, device, nf4
+        self._streamed, self._reads_rows = streamed, reads_rows and bool(streamed)
+        headers = read_headers(model_dir)
+        self._family = stored_family(model_dir, headers)
+        self._headers = {
+            self._family.parameter_name(module_name(name, self._family)): header
+            for name, header in headers.items()
+            if not is_ignored(name, self._family)
+        }
+        self._stacked = _stack_tensors(self._family, self._headers)
+        stem = re.escape(f"{self._family.backbone}.{self._family.layers}")
+        self._layer = re.compile(rf"{stem}\.(\d+)\.")
+        self._linears: list[str] = []
+        self._experts: dict[str, dict[str, nn.Parameter]] = {}
+        """Parameters that stack experts, by module and name."""
+        self._embedding = ""
+        self.names: set[str] = set()
+        """The parameters that the model is made without."""
+
+    def make_class(self, base: Any) -> Any:
+        """Return a class of transformers whose models lack these weights until `fill_model`."""
+
+        def make_model(model: Any, *args: Any, **kwargs: Any) -> None:
+            base.__init__(model, *args, **kwargs)
+            self._take_weights(model)
+
+        # transformers looks for what it knows of a class by its name and module.
+        known = {"__init__": make_model, "__module__": base.__module__}
+        return type(base.__name__, (base,), known)
+
+    def fill_model(self, model: Any) -> None:
+        """Put the weights into a loaded model."""
+        stream = LayerStream(self._dtype, self._device, self._nf4, self._open_codes())
+        for path in self._linears:
+            bias: Any = model.get_submodule(path).bias
+            _replace_module(model, path, self._make_linear(stream, path, bias))
+        for path, parameters in self._experts.items():
+            module = model.get_submodule(path)
+            source = self._open_experts(stream, path)
+            made: dict[str, StoredExperts] = {}
+            for name, parameter in parameters.items():
+                tensors = self._stacked[f"{path}.{name}"]
+                made[name] = StoredExperts(
+                    source,
+                    self._find_layer(path),
+                    tensors,
+                    tuple(parameter.shape),
+                    transposed=module.is_transposed,
+                    stored=self._headers[tensors[0][0]].dtype,
+                    dtype=self._dtype,
+                    nf4=self._nf4,
+                )
+            attach_experts(module, made)
+        if self._embedding:
+            name = f"{self._embedding}.weight"
+            table = StreamedEmbedding(self._headers[name], name, self._dtype)
+            _replace_module(model, self._embedding, table)
+
+    def _take_weights(self, model: Any) -> None:
+        """Take the weights out of a model that has not been loaded.
+
+        Raises:
+            InputError: a streamed layer's are not in the files by their names, or NF4 cannot divide
+                rows of experts.
+        """
+        embedding, modules = model.get_input_embeddings(), list(model.named_modules())
+        for path, module in modules:
+            kind, name = type(module), f"{path}.weight"
+            is_table = module is embedding and kind is nn.Embedding and name in self._headers
+            if self._reads_rows and is_table:
+                self._embedding = path
+                self.names.add(name)
+                _replace_module(model, path, _Absent(None))
+            elif self._is_taken(path) and kind is nn.Linear:
+                if self._are_stored({name: module.weight}):
+                    self._linears.append(path)
+                    _replace_module(model, path, _Absent(module.bias))
+            elif self._is_taken(path) and hasattr(module, "has_gate"):
+                self._take_experts(path, module)
+
+    def _take_experts(self, path: str, module: Any) -> None:
+        """Take the stacked matrices out of a module of experts."""
+        parameters = module.named_parameters(recurse=False)
+        matrices = {name: each for name, each in parameters if each.dim() == 3}
+        if self._are_stored({f"{path}.{name}": each for name, each in matrices.items()}):
+            self._experts[path] = matrices
+            for name in matrices:
+                delattr(module, name)
+            module._is_hf_initialized = True  # transformers draws no weights for it
+
+    def _are_stored(self, parameters: Mapping[str, Any]) -> bool:
+        """Return whether parameters can be taken from the files, and note their names if so.
+
+        Raises:
+            InputError: see `_take_weights`.
+        """
+        for name, parameter in parameters.items():
+            tensors = [part for parts in self._stacked.get(name, ()) for part in parts]
+            elements = sum(math.prod(self._headers[part].shape) for part in tensors)
+            if elements != parameter.numel():
+                if self._streamed:
+                    raise InputError(
+                        f"{self._model_dir}: model.resident: {name} has no tensors of its name, so"
+                        " that its layer stays in memory; set model.resident all"
+                    )
+                return False
+            if self._nf4 is not None and parameter.dim() == 3 and parameter.shape[-1] % NF4_BLOCK:
+                raise InputError(
+                    f"{self._model_dir}: {name} is {parameter.shape[-1]} wide; nf4 of experts needs"
+                    f" a multiple of {NF4_BLOCK}: set model.quantization none"
+                )
+        self.names |= parameters.keys()
+        return True
+
+    def _is_taken(self, path: str) -> bool:
+        if not self._layer.match(path):
+            return False
+        return self._nf4 is not None or self._find_layer(path) in self._streamed
+
+    def _find_layer(self, path: str) -> int:
+        found = self._layer.match(path)
+        assert found is not None
+        return int(found[1])
+
+    def _open_codes(self) -> AbstractContextManager[dict[str, TensorHeader]] | None:
+        """Return the one file of all linears and experts in NF4; None if they are as stored."""
+        if self._nf4 is None:
+            return None
+        every = (part for name in self.names for parts in self._stacked[name] for part in parts)
+        tensors = {part: self._headers[part] for part in every if self._layer.match(part)}
+        through_bf16 = self._dtype == torch.bfloat16
+        return open_quantized(self._model_dir, tensors, through_bf16=through_bf16)
+
+    def _make_linear(self, stream: LayerStream, path: str, bias: Tensor | None) -> nn.Module:
+        name, layer = f"{path}.weight", self._find_layer(path)
+        header = self._headers[name]
+        if layer in self._streamed:
+            return stream.linear(layer, header, name, bias)
+        assert self._nf4 is not None
+        codes, absmax = (
+            torch.from_numpy(
+                np.fromfile(part.file, np.uint8, part.end - part.begin, offset=part.begin)
+            ).to(self._device)
+            for part in (stream.codes[name], stream.codes[name + ABSMAX])
+        )
+        packed = codes, absmax.view(torch.float32), header.shape
+        return packed_nf4_linear(*packed, self._dtype, bias, self._nf4)
+
+    def _open_experts(self, stream: LayerStream, path: str) -> LayerBytes:
+        """Return what reads the experts of a module."""
+        layer = self._find_layer(path)
+        names = [
+            part
+            for name in self._experts[path]
+            for parts in self._stacked[f"{path}.{name}"]
+            for part in parts
+        ]
+        if layer in self._streamed:
+            for name in names:
+                stream.add_weight(layer, name, self._headers[name])
+            return stream
+        codes = (part for name in names for part in (name, name + ABSMAX))
+        return ResidentLayer(layer, {part: stream.codes[part] for part in codes}, self._device)
+
+
+class _Absent(nn.Module):
+    """A module whose weight is put in later, with what transformers loads."""
+
+    def __init__(self, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.bias = bias
+
+
+def _stack_tensors(
+    family: Family, headers: Mapping[str, TensorHeader]
+) -> dict[str, list[list[str]]]:
+    """Return the stored tensors of each parameter, by expert and part; of most there is one."""
+    stacked: dict[str, list[list[str]]] = {}
+    places = [(find_expert_slice(family, name), name) for name in headers]
+    for place, name in sorted(places, key=lambda item: (item[0] or ("",), item[1])):
+        if place is None:
+            stacked[name] = [[name]]
+            continue
+        experts = stacked.setdefault(place.parameter, [])
+        if len(experts) == place.expert:
+            experts.append([])
+        if len(experts) == place.expert + 1:
+            experts[-1].append(name)
+    return stacked
+
+
+def _replace_module(model: nn.Module, path: str, made: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, made)
