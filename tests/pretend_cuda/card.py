@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, partialmethod
+from functools import partial
 from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
@@ -372,8 +372,7 @@ def inserted() -> Iterator[Card]:
         "get_device_properties": _always(device),
         "get_device_capability": _always((9, 0)),
         "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),
-        # A class, of which modules of transformers make types while they are imported.
-        "Stream": type("Stream", (Stream,), {"__init__": partialmethod(Stream.__init__, card)}),
+        "Stream": partial(Stream, card),
         "Event": partial(Event, card),
         "stream": card.on,
         "current_stream": lambda _device=None: card.stream,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from trainer.planning import activations
 from trainer.planning.shapes import ModelShape
-from trainer.planning.stored_layers import NF4_BYTES, NF4_SCALES, passing_layers
+from trainer.planning.stored_layers import NF4_BYTES, QLORA, frozen_bytes, passing_layers
 from trainer.planning.strategy import ElementSizes, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
@@ -17,9 +17,6 @@ LOGIT_ELEMENTS = 1 << 25
 
 ZERO = "Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1"
 FSDP = "Zhao et al., arXiv 2304.11277: gathered units, one ahead"
-QLORA = "Dettmers et al., arXiv 2305.14314"
-LORA = "Hu et al., arXiv 2106.09685"
-FFA_LORA = "Sun et al., arXiv 2403.12313"
 OWN = "Motley: trainer/planning/memory.py"
 
 
@@ -212,40 +209,6 @@ def _gradient_terms(
     layers *= size / shards
     return every, term(
         "of these, in place of activations", "-min(layers, freed)", OWN, layers=layers, freed=freed
-    )
-
-
-def frozen_bytes(kept: DeviceElements, training: TrainingSetup, shards: int) -> tuple[Term, ...]:
-    """Return the bytes of a base that does not train; NF4 stores its linears.
-
-    FSDP shards NF4's codes; the scales are whole everywhere.
-    """
-    size = training.precision.frozen
-    codes, scales = (0.5, NF4_SCALES) if training.method == "qlora" else (size, 0)
-    still = term("A of adapters", "4 * elements", FFA_LORA, elements=kept.still)
-    experts = term(
-        "experts in NF4", "size * elements", QLORA, size=NF4_BYTES, elements=kept.experts
-    )
-    return (
-        term(
-            "frozen linears",
-            "elements * (codes / shards + scales)",
-            QLORA if training.method == "qlora" else LORA,
-            elements=kept.linears,
-            codes=codes,
-            scales=scales,
-            shards=shards,
-        ),
-        term(
-            "frozen tables, norms and experts",
-            "elements * size / shards",
-            LORA,
-            elements=kept.rest,
-            size=size,
-            shards=shards,
-        ),
-        *((experts,) if kept.experts else ()),
-        *((still,) if training.frozen_a else ()),
     )
 
 

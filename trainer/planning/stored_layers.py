@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import TrainingSetup
 from trainer.planning.term import Term, term
 
+if TYPE_CHECKING:
+    from trainer.planning.memory import DeviceElements
+
 NF4_SCALES = 4 / 64
 NF4_BYTES = 0.5 + NF4_SCALES
 """An element in NF4: half a byte, and a fp32 absmax to each block of 64 (arXiv 2305.14314)."""
+QLORA = "Dettmers et al., arXiv 2305.14314"
+LORA = "Hu et al., arXiv 2106.09685"
+FFA_LORA = "Sun et al., arXiv 2403.12313"
 _WIDE = ("F32", "I32")
 
 
@@ -32,4 +39,38 @@ def passing_layers(shape: ModelShape, training: TrainingSetup) -> Iterator[Term]
         layer=layer_bytes(shape, training),
         element=4 if training.on_host else training.precision.activation,
         linear=shape.widest_linear,
+    )
+
+
+def frozen_bytes(kept: DeviceElements, training: TrainingSetup, shards: int) -> tuple[Term, ...]:
+    """Return the bytes of a base that does not train; NF4 stores its linears.
+
+    FSDP shards NF4's codes; the scales are whole everywhere.
+    """
+    size = training.precision.frozen
+    codes, scales = (0.5, NF4_SCALES) if training.method == "qlora" else (size, 0)
+    still = term("A of adapters", "4 * elements", FFA_LORA, elements=kept.still)
+    experts = term(
+        "experts in NF4", "size * elements", QLORA, size=NF4_BYTES, elements=kept.experts
+    )
+    return (
+        term(
+            "frozen linears",
+            "elements * (codes / shards + scales)",
+            QLORA if training.method == "qlora" else LORA,
+            elements=kept.linears,
+            codes=codes,
+            scales=scales,
+            shards=shards,
+        ),
+        term(
+            "frozen tables, norms and experts",
+            "elements * size / shards",
+            LORA,
+            elements=kept.rest,
+            size=size,
+            shards=shards,
+        ),
+        *((experts,) if kept.experts else ()),
+        *((still,) if training.frozen_a else ()),
     )

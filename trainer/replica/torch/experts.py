@@ -175,7 +175,7 @@ def _run_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -
     inner, outer = stored["gate_up_proj" if module.has_gate else "up_proj"], stored["down_proj"]
     each = chosen.size(-1)
     numbers, order = torch.sort(chosen.reshape(-1))
-    counts = torch.bincount(numbers, minlength=inner.experts).tolist()
+    counts = torch.bincount(numbers, minlength=inner.experts).cpu().tolist()
 
     def add_bias(product: Tensor, name: str) -> Tensor:
         return product + getattr(module, name)[numbers] if module.has_bias else product
