@@ -97,7 +97,7 @@ class ModelConfig(Section):
     resident: Literal["auto", "all"] | Annotated[int, Field(ge=0)] = "auto"
     """Layers that stay in a worker's memory; the others are read at each use. `auto`: what fits.
 
-    CPU and CUDA workers do so, with method `lora`; `auto` keeps all on Vulkan devices."""
+    Only method `lora` reads layers: weights that train are in memory."""
 
 
 class CheckpointConfig(Section):
