@@ -34,7 +34,7 @@ distill = LazyGroup(
     name="distill",
     help="Train a small model on the outputs of a large one; status, logs and down as for any run.",
     commands_at={
-        "up": (f"{_DISTILL}:up", "Start a distillation; return once every process is at work."),
+        "up": (f"{_DISTILL}:up", "Start a distillation; return once every process is running."),
         "doctor": (f"{_DISTILL}:doctor", "Check whether the hosts are ready for it."),
     },
 )
@@ -46,9 +46,9 @@ queue = LazyGroup(
     help="Run one job after another on the hosts of a cluster.",
     commands_at={
         "add": (f"{_QUEUE}:add", "Add a run to the queue."),
-        "list": (f"{_QUEUE}:list_queue", "List what waits, runs and is over."),
-        "remove": (f"{_QUEUE}:remove", "Remove what waits or is over."),
-        "run": (f"{_QUEUE}:run", "Run what waits, one after another."),
+        "list": (f"{_QUEUE}:list_queue", "List waiting, running and finished runs."),
+        "remove": (f"{_QUEUE}:remove", "Remove a waiting or finished run."),
+        "run": (f"{_QUEUE}:run", "Run the queue, one run after another."),
     },
 )
 
@@ -79,7 +79,7 @@ cli = LazyGroup(
             "launcher.commands.dashboard:dashboard",
             "Show the cluster and its runs in a browser.",
         ),
-        "report": ("launcher.commands.report:report", "Write a run as one file."),
+        "report": ("launcher.commands.report:report", "Write the report of a run as one file."),
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),
         "queue": ("launcher.cli:queue", "Run one job after another."),
         "sync": ("launcher.cli:sync", "Move models, data, logits and checkpoints."),
@@ -89,11 +89,11 @@ cli = LazyGroup(
             "Find machines and write an inventory.",
         ),
         "spend": ("launcher.commands.spend:spend", "Show what runs have cost."),
-        "budget": ("launcher.commands.spend:budget", "Run a command under a ceiling."),
+        "budget": ("launcher.commands.spend:budget", "Run a command under a cost ceiling."),
         "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
         "export": (
             "launcher.commands.export:export",
-            "Write a run for Slurm, SkyPilot, and others.",
+            "Export a run to Slurm, SkyPilot and others.",
         ),
         "certificates": (
             "launcher.commands.certificates:certificates",

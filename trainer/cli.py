@@ -28,8 +28,8 @@ COMMANDS = {
         "trainer.commands.autotune:autotune",
         "Find a GPU's fastest kernels, once for each card and driver.",
     ),
-    "cache": ("trainer.commands.cache:cache", "Show or empty what was derived from models."),
-    "chat": ("trainer.commands.chat:chat", "Talk with a model, checkpoint or adapter."),
+    "cache": ("trainer.commands.cache:cache", "Show or empty the cache of derived model data."),
+    "chat": ("trainer.commands.chat:chat", "Chat with a model, checkpoint or adapter."),
     "completion": ("trainer.system.commandline.completion:trainer", "Print shell completion."),
     "distill": ("trainer.commands.distill:distill", "Train a small model on a big one's logits."),
     "evaluate": (
@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "inspect-data": (
         "trainer.commands.inspect_data:inspect_data",
-        "Show what a data file holds, and what of it is learned.",
+        "Show the contents of a data file, and what is learned of it.",
     ),
     "lab": ("trainer.commands.lab:lab", "Show one technique each with its measured figures."),
     "merge": ("trainer.commands.merge:merge", "Write a LoRA adapter into its base model."),

@@ -40,7 +40,7 @@ def encode_frame(frame: dict[str, Any]) -> bytes:
     """
     line = json.dumps(frame, separators=(",", ":"), default=asdict).encode() + b"\n"
     if len(line) > LIMIT:
-        raise FrameError(f"a frame of {len(line)} bytes; at most {LIMIT} fit in one")
+        raise FrameError(f"a frame of {len(line)} bytes; the limit is {LIMIT}")
     return line
 
 

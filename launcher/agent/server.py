@@ -96,7 +96,7 @@ class Agent:
         number: Any = None
         try:
             if line is None:
-                raise frames.FrameError("a line longer than a frame may be")
+                raise frames.FrameError("a line longer than the limit of a frame")
             request = frames.decode_frame(line)
             number, name = request.get("id"), request.get("op")
             arguments: Any = request.get("args") or {}
@@ -105,7 +105,7 @@ class Agent:
             with self._state:
                 if self._under_way >= MOST_REQUESTS:
                     raise BlockingIOError(
-                        errno.EAGAIN, f"{MOST_REQUESTS} requests are already under way"
+                        errno.EAGAIN, f"{MOST_REQUESTS} requests are already in progress"
                     )
                 self._under_way += 1
         except Exception as error:  # whatever came in, the next line is answered
@@ -143,7 +143,7 @@ class Agent:
             if sum(map(len, self._uploads.values())) + len(piece) > MOST_UPLOAD:
                 self._uploads.pop(token, None)
                 raise OSError(
-                    errno.EFBIG, f"more than {MOST_UPLOAD >> 20} MiB under way to this host"
+                    errno.EFBIG, f"more than {MOST_UPLOAD >> 20} MiB of uploads to this host"
                 )
             self._uploads.setdefault(token, bytearray()).extend(piece)
 

@@ -17,10 +17,12 @@ teaching_options = combine_options(
     click.option(
         "--distill",
         is_flag=True,
-        help="Plan a distillation whose teacher is the model: engines, hours, bytes on the share.",
+        help="Plan a distillation whose teacher is the model: engines, hours, stored bytes.",
     ),
     click.option(
-        "--student", metavar="DIR|NAME", help="With --distill: does it wait for teachers?"
+        "--student",
+        metavar="DIR|NAME",
+        help="With --distill: the student; shows its wait for teachers.",
     ),
     click.option(
         "--rate",
@@ -33,7 +35,7 @@ teaching_options = combine_options(
         "--scheme",
         type=click.Choice(["topk", "sampled", "full"]),
         default="topk",
-        help="With --distill: what is kept.",
+        help="With --distill: the scores that are kept.",
     ),
     click.option(
         "--top-k",
@@ -59,7 +61,7 @@ def refuse_mixed(distill: bool) -> None:
         name = parameter.name or ""
         if name not in _WITH_DISTILL and (name in _OF_DISTILL) != distill and _is_given(name):
             flag = parameter.opts[0]
-            needs = "does not go with --distill" if distill else "needs --distill"
+            needs = "cannot be combined with --distill" if distill else "needs --distill"
             raise ConfigError(f"{flag} {needs}")
 
 

@@ -39,7 +39,7 @@ def _find_renderer(system: str) -> Render:
     "system",
     type=click.Choice(_SYSTEMS),
     required=True,
-    help="What shall start the processes.",
+    help="The system that starts the processes.",
 )
 @click.option(
     "--target",

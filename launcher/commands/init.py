@@ -152,18 +152,18 @@ def _from_foreign(
         f"A run config of Motley, from {source} of {program.name}; start the run with:",
         f"  {_up_command(file)}",
         f"{program.name} counts a batch of each device; training.batch_size is of all together.",
-        *([f"Refused as it is, change this first: {refused}"] if refused else []),
-        *(["Not taken over:", *(f"  {line}" for line in left)] if left else []),
-        *([f"Not given there, so {program.name}'s defaults: {assumed}"] if assumed else []),
-        "What neither config says has Motley's defaults (docs/config.md).",
+        *([f"Motley refuses this config, change this first: {refused}"] if refused else []),
+        *(["Not converted:", *(f"  {line}" for line in left)] if left else []),
+        *([f"Not set there, so {program.name}'s defaults apply: {assumed}"] if assumed else []),
+        "All other settings have Motley's defaults (docs/config.md).",
     ]
     text = "".join(f"{as_comment(line)}\n" for line in head) + body
-    lines = [f"not taken over: {line}" for line in left]
+    lines = [f"not converted: {line}" for line in left]
     if assumed:
-        lines.append(f"not given, so {program.name}'s defaults: {assumed}")
+        lines.append(f"not set, so {program.name}'s defaults apply: {assumed}")
     if refused:
-        lines.append(f"refused as it is, change this first: {refused}")
-    done = f"{file}: {len(taken.settings)} settings of {program.name}, {len(left)} keys not taken"
+        lines.append(f"Motley refuses this config, change this first: {refused}")
+    done = f"{file}: {len(taken.settings)} settings of {program.name}, {len(left)} keys left"
     return text, [*lines, f"{done}; edit it, then: {_up_command(file)}"]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--since",
     metavar="AGE|TIME",
-    help="Only newer lines: 90s, 10m, 2h, 1d, or an ISO time; up to 5 s more.",
+    help="Only lines since 90s, 10m, 2h, 1d ago or an ISO time; up to 5 s more.",
 )
 @inventory_option
 @run_option

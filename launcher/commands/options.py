@@ -157,7 +157,10 @@ config_options = combine_options(
 """Describe a fine-tune; see `config_order`."""
 
 timeout_option = click.option(
-    "--timeout", type=Number(min=1), metavar="SECONDS", help="Limit for joining without progress."
+    "--timeout",
+    type=Number(min=1),
+    metavar="SECONDS",
+    help="Maximum wait for joining without progress.",
 )
 start_options = combine_options(
     click.option(
@@ -235,5 +238,5 @@ class Currency(click.ParamType[str]):
         from trainer.config.budget import CURRENCY
 
         if value and not re.fullmatch(CURRENCY, value):
-            self.fail(f"{value!r} is no code of three capital letters, such as EUR", param, ctx)
+            self.fail(f"{value!r} is not a code of three capital letters, such as EUR", param, ctx)
         return value

@@ -84,7 +84,7 @@ class _Count(click.ParamType[float]):
     "--precision",
     type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
     default="auto",
-    help="Of matrix products; auto: 16 bits on accelerators.",
+    help="Format of matrix products; auto: 16 bits on accelerators.",
 )
 @click.option(
     "--gradient-checkpointing",
@@ -92,7 +92,7 @@ class _Count(click.ParamType[float]):
     default="auto",
     help="Recompute layers in the backward pass; auto: the fastest that fits.",
 )
-@click.option("--price-kwh", type=Number(min=0), help="What a kWh costs, for the run's bill.")
+@click.option("--price-kwh", type=Number(min=0), help="Price of a kWh, for the cost of the run.")
 @click.option("--price-hour", type=Number(min=0), help="Price of a device for an hour.")
 @click.option(
     "--currency",

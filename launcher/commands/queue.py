@@ -45,7 +45,7 @@ def add(cluster: Cluster, timeout: float | None, as_json: bool, **described: Any
     if as_json:
         render.print_json({"schema": "motley.queue.add/1", "id": run_id})
     else:
-        render.print_line(f"{run_id} waits; launch queue run starts it")
+        render.print_line(f"{run_id} queued; start it with: launch queue run")
 
 
 @click.command("list")
@@ -89,7 +89,7 @@ def remove(cluster: Cluster, run_id: str) -> None:
     from launcher.views import render
 
     queue_of(cluster.inventory)[0].remove(run_id)
-    render.print_line(f"{run_id} was removed from the queue")
+    render.print_line(f"{run_id} removed from the queue")
 
 
 @click.command()

@@ -24,8 +24,7 @@ _ENDINGS = {"html": "html", "md": "md", "card": "md"}
     "--format",
     "form",
     type=click.Choice(list(_ENDINGS)),
-    help="A page, Markdown, or the model card with that below it; default: what the ending of"
-    " --output says, else html.",
+    help="A page, Markdown, or the model card with it; default: by --output's suffix, else html.",
 )
 @click.option(
     "--output", "-o", type=PATH, metavar="FILE", help="Default: RUN.html, RUN.md and so on."
@@ -80,7 +79,7 @@ def _choose_format(form: str | None, output: Path | None) -> str:
         return form or "html"
     if ending not in _ENDINGS.values():
         known = ", ".join(dict.fromkeys(f".{each}" for each in _ENDINGS.values()))
-        raise ConfigError(f"{output}: no report ends in .{ending}; those end in {known}")
+        raise ConfigError(f"{output}: no report has the suffix .{ending}; use {known}")
     if form is not None and _ENDINGS[form] != ending:
         raise ConfigError(f"{output}: --format {form} ends in .{_ENDINGS[form]}, not in .{ending}")
     return form or ending

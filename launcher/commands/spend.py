@@ -25,7 +25,7 @@ PRICE, ABOVE = Number(min=0), Number(min=0, min_open=True)
     type=click.Choice(["run", "host", "day"]),
     default="run",
     show_default=True,
-    help="What each line sums up; days are in UTC.",
+    help="Grouping of the lines; days are in UTC.",
 )
 @click.option(
     "--run", "run_id", metavar="ID", shell_complete=completion.run_ids, help="Only this run."
@@ -68,7 +68,7 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
     "--price-kwh",
     type=PRICE,
     metavar="MONEY",
-    help="What a kWh costs; with the measured or given watts.",
+    help="Price of a kWh, for the measured or given watts.",
 )
 @click.option("--name", help="Name of its record; commands with the same name share one ceiling.")
 @click.option(

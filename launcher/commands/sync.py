@@ -97,7 +97,7 @@ def checkpoints(
         raise ConfigError(
             f"--from {origin}: no such host in the inventory"
             if origin
-            else "motley_coordinator is true on no host; name one: --from HOST"
+            else "no host has motley_coordinator: true; name one: --from HOST"
         )
     done = sync.pull_folder(wanted[0], "checkpoints", name, output, note)
     _print_results("checkpoints", [done], as_json)

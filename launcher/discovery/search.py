@@ -81,7 +81,7 @@ def discover_machines(search: Search) -> Discovery:
     if not candidates:
         why = f"{blocked}; " if blocked else "nothing announced itself by mDNS; "
         raise UnreachableError(f"no machine found: {why}give addresses: launch discover ADDRESS...")
-    with show_progress("asking the machines what they have"):
+    with show_progress("querying the machines"):
         found, refused = ask_all(merge_candidates(_resolve_candidates(candidates)))
     found, refused = _match_known_hosts(found, refused, known)
     problems: list[LauncherError] = [PreflightError(line) for line in shared_keys(found)]

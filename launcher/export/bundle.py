@@ -103,9 +103,9 @@ def export_run(
 def _list_inputs(config: RunConfig) -> dict[str, Path]:
     """Return what is handed over, by its setting's dotted key; a GGUF file's folder."""
     if config.model.adapter is not None:
-        raise ConfigError("model.adapter: is not handed over; merge it into the model first")
+        raise ConfigError("model.adapter: is not exported; merge it into the model first")
     if config.training.sample_prompts is not None:
-        raise ConfigError("training.sample_prompts: is not handed over; leave it out")
+        raise ConfigError("training.sample_prompts: is not exported; leave it out")
     found = {"data.train": Path(config.data.train)}
     if config.data.validation is not None:
         found["data.validation"] = Path(config.data.validation)
@@ -241,7 +241,7 @@ def _copy_checkpoint(source: Path, parent: Path) -> Path:
         try:
             for name, record in records.items():
                 if writer.write_file(name, _read_chunks(source / name)) != record:
-                    raise StorageError(f"{source / name}: its bytes are not those in the manifest")
+                    raise StorageError(f"{source / name}: it does not match the manifest")
             return writer.publish()
         except BaseException:
             writer.abandon()

@@ -57,7 +57,7 @@ def own_run(registry: Registry, run_id: str, order: JobRequest) -> Outgoing:
     """
     run = registry.get_run(run_id)
     if order.source is not None:
-        raise ConfigError("--run brings its own config; leave out --preset and --config")
+        raise ConfigError("--run uses its own config; leave out --preset and --config")
     if run.plan.leader.role == "student":
         raise ConfigError(f"run {run_id} is a distillation; only fine-tunes are exported")
     if not run.leader_host.is_local:

@@ -48,7 +48,7 @@ class ExportedJob:
         # Both stand in scripts and in the Containerfile as they are.
         if not _WORD.fullmatch(self.wheel) or not _WORD.fullmatch(self.version):
             raise ConfigError(
-                f"{self.wheel!r} of version {self.version!r}: is no name of a wheel as pip makes it"
+                f"{self.wheel!r} of version {self.version!r}: not the file name of a wheel"
             )
 
     @property

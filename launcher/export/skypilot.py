@@ -16,7 +16,7 @@ from launcher.export.torchrun import SCRIPT, torchrun_script
 
 TASK = "task.yaml"
 _PYTHON = """\
-# Motley needs Python 3.11; if the image has an earlier one, SkyPilot's conda brings 3.12.
+# Motley needs Python 3.11; if the image has an earlier one, SkyPilot's conda installs 3.12.
 python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   export PYTHON="$HOME/motley-python/bin/python3"
   [ -x "$PYTHON" ] || conda create --yes --quiet --prefix "$HOME/motley-python" python=3.12

@@ -37,7 +37,7 @@ class Target:
     def __post_init__(self) -> None:
         if self.device is not None and not _DEVICE_NAME.fullmatch(self.device):
             raise ConfigError(
-                f"device name {self.device[:80]!r}: no name of a card; name the nodes instead:"
+                f"device name {self.device[:80]!r}: not the name of a card; name the nodes instead:"
                 " --target '2 nodes x 8 H100'"
             )
 

@@ -112,7 +112,8 @@ def explain_failure(host: Host, user: str, error: NoAgentError) -> LauncherError
         wanted = ".".join(map(str, LEAST_PYTHON))
         return PreflightError(
             f"{where}: its python3 is {found.removeprefix('python ')}, querying it needs {wanted}; "
-            "install Motley there first (the recipe brings a Python), with an inventory written by "
+            "install Motley there first (the recipe installs a Python), with an inventory written "
+            "by "
             "hand"
         )
     if any(re.search(r"python3: (command )?not found", word) for word in others):

@@ -83,7 +83,7 @@ def line_of(name: str, error: Trouble) -> str:
 
 def describe_pending(names: Iterable[str]) -> str:
     """Return the line that says which hosts are still asked."""
-    return f"asking {', '.join(names)} ..."
+    return f"querying {', '.join(names)} ..."
 
 
 def ask_hosts(

@@ -189,7 +189,7 @@ def _is_listed(path: Path, kind: str, key: str) -> bool:
     text = b"\n".join(b" ".join(words) for words in listed)
     done = subprocess.run(command, input=text, capture_output=True)
     if done.stdout.count(b"\n") != len(listed) or not all(map(_is_key, listed)):
-        raise ValueError("has a line that is no public key")
+        raise ValueError("has a line that is not a public key")
     return any(words[1] == key.encode() for words in listed)
 
 

@@ -196,7 +196,7 @@ class Login:
         command = route.first_value("proxycommand")
         for name in names.values() if command else ():
             if shlex.quote(name) != name:
-                raise ConfigError(f"{self._where}: {name!r} cannot stand in a ProxyCommand")
+                raise ConfigError(f"{self._where}: {name!r} is not allowed in a ProxyCommand")
         tokens = {**names, "p": str(route.port), "%": "%"}
         return command and re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), command)
 
@@ -208,7 +208,7 @@ class Login:
             asked = self._route.all_values(name)[0]
             wanted = [one for one in asked.split(",") if one in getattr(options, ours)]
             if not wanted:
-                raise ConfigError(f"{self._where}: Fabric has none of ssh's {name}: {asked}")
+                raise ConfigError(f"{self._where}: Fabric does not support ssh's {name}: {asked}")
             setattr(options, ours, wanted)
         known = {entry.kind for entry in self._keys.known}
         options.key_types = sorted(

@@ -170,13 +170,14 @@ class RemoteConnection(Connection):
             )
         except ValueError as error:
             link.close()
-            reason = f"invalid words of its agent: {error}"
+            reason = f"invalid reply of its agent: {error}"
             raise UnreachableError(f"host {self.host}: {reason}") from None
         if not isinstance(hello, _Hello):
             link.close()
             raise PreflightError(
-                f"host {self.host}: Motley {link.hello.get('version')} there speaks {schema}, "
-                f"this one {frames.SCHEMA}; install one version on both: launch cluster push"
+                f"host {self.host}: Motley {link.hello.get('version')} there uses protocol "
+                f"{schema}, this one {frames.SCHEMA}; install the same version on both: launch "
+                "cluster push"
             )
         self.python, self.state_folder, self.user = hello.python, hello.state_folder, hello.user
         self.host_key = link.pipe.host_key

@@ -103,7 +103,7 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
         raise ConfigError(f"{where}: {destination!r} is not a host name")
     program = shutil.which("ssh")
     if program is None:
-        raise ConfigError(f"{where}: there is no `ssh` here; install openssh-client")
+        raise ConfigError(f"{where}: `ssh` is missing here; install openssh-client")
     arguments, file = _inventory_arguments(host, where)
     named = [] if file is None else ["-F", file]
     # What ssh reads without `-F`; it does not ask the variable HOME.
@@ -134,7 +134,7 @@ def jump_to(route: SshRoute, where: str) -> SshRoute | None:
     if not route.jumps:
         return None
     if where.count(": jump host ") == _MOST_JUMPS:
-        raise ConfigError(f"{where}: the ProxyJump of each leads to another, without an end")
+        raise ConfigError(f"{where}: their ProxyJump settings form a loop")
     *before, last = route.jumps
     program, *_, flag, config = route.command
     # ssh passes nothing else on; the first jump host's own ProxyJump counts.

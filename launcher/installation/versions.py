@@ -117,7 +117,7 @@ class Installation:
         held = hold_lock(
             self.root / ".lock",
             f"pid {os.getpid()}",
-            lambda other: f"{self.root}: another installation is under way ({other}); wait for it",
+            lambda other: f"{self.root}: another installation is running ({other}); wait for it",
         )
         with contextlib.ExitStack() as stack:
             try:

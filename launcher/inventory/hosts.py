@@ -220,7 +220,7 @@ def explain_error(path: str, error: str, origin: str, warnings: str) -> str:
         r"^(?:YAML parsing failed|Failed to parse inventory): (.+)$", warnings, re.MULTILINE
     )
     if "plugin: maximum recursion depth exceeded" in warnings:
-        return f"{path}: has too many collections inside one another"
+        return f"{path}: is nested too deeply"
     if not reasons:
         return f"{origin or path}: {error.rstrip('.')}"
     # Ansible tries several parsers; the one for this kind of file reports the real error.

@@ -261,8 +261,8 @@ class VariableReader:
         if value is None:
             return ()
         if not isinstance(value, str):
-            self.refuse(variable, "must be a text")
+            self.refuse(variable, "must be a string")
         try:
             return tuple(shlex.split(value))
         except ValueError:
-            self.refuse(variable, "must have its quotes closed")
+            self.refuse(variable, "has an unclosed quotation mark")

@@ -156,7 +156,7 @@ class Cluster:
             job = self._resume_job(order, before)
             workers = self.start.expect_workers or len(before.workers) or None
             self.start = replace(self.start, expect_workers=workers)
-        with show_progress("asking the hosts what they have"):
+        with show_progress("querying the hosts"):
             unasked = only_to_plan and own is None and order.script is None
             found = survey_hosts(self.hosts, only_to_plan=unasked)
         self.watch.end_lap("connect and survey")
@@ -229,10 +229,10 @@ class Cluster:
         """
         is_fine_tune = order.leader == "coordinator" and order.is_file
         if not is_run_id(run_id):
-            raise ConfigError(f"--resume {run_id}: is no run id")
+            raise ConfigError(f"--resume {run_id}: is not a run id")
         if not is_fine_tune or self.registry.read_runs({run_id}):
             flags = "--config" if order.leader == "student" else "--preset and --config"
-            raise ConfigError(f"--resume {run_id} brings its own config; leave out {flags}")
+            raise ConfigError(f"--resume {run_id} uses its own config; leave out {flags}")
 
     def _resume_job(self, order: JobRequest, before: LaunchPlan) -> RunConfig | DistillJob:
         """Return the job of a run that continues, with what is given in place of its settings.

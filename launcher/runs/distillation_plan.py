@@ -136,7 +136,7 @@ def survey_devices(inventory: Path | None) -> DistillationDevices:
         ConfigError: the inventory cannot be used.
         UnreachableError: a host does not answer.
     """
-    with show_progress("asking the hosts what they have"):
+    with show_progress("querying the hosts"):
         found = survey_hosts(load_inventory(inventory))
     host = student_host(found.hosts)
     taken = student_device(host)
@@ -175,7 +175,7 @@ def read_rates(texts: Sequence[str], found: Survey | None) -> tuple[float | None
         if not 0 < number < math.inf:
             raise ConfigError(f"--rate {text}: give tokens a second, or a folder of logits")
         if given is not None:
-            raise ConfigError(f"--rate {text}: one number is enough; further ones are folders")
+            raise ConfigError(f"--rate {text}: give one number; further values are folders")
         given = number
     return given, measured
 
@@ -197,7 +197,7 @@ def _measured_speeds(folder: Path, found: Survey | None) -> list[Measured]:
 
 
 def plan_teaching(request: DistillationRequest) -> DistillationPlan:
-    """Return the teacher's options, the student's part, and the bytes on the share.
+    """Return the teacher's options, the student's part, and the bytes in the shared folder.
 
     Raises:
         ConfigError: the rates were measured of a teacher with another vocabulary.

@@ -32,7 +32,7 @@ def read_output(folder: Path) -> RunView:
     training = read_report(LocalConnection(), str(folder / "status.json"))
     run_id = str((training or {}).get("run_id"))
     if training is None or not is_run_id(run_id):
-        raise ConfigError(f"{folder / 'status.json'}: is no report of a run")
+        raise ConfigError(f"{folder / 'status.json'}: not a report of a run")
     state, reason = str(training.get("state")), training.get("reason")
     if state not in OVER:
         pid = training.get("pid")

@@ -92,7 +92,7 @@ def model_shape(model: str | None, shape: str | None, method: str | None = None)
         check_folder_trains(folder, model, method)
         return replace(read_shape(folder), name=Path(model).name or folder.name)
     if not is_hub_name(model, Path.cwd()):
-        raise ConfigError(f"no model folder {model}, and it is no hub name such as Qwen/Qwen3-4B")
+        raise ConfigError(f"no model folder {model}, and not a hub name such as Qwen/Qwen3-4B")
     snapshot = cached_snapshot(model)
     if snapshot is not None and (snapshot / "config.json").is_file():
         check_folder_trains(snapshot, model, method)
@@ -236,7 +236,7 @@ def inventory_cluster(
         between = None if link is None else known.parse_link(link)
     except InputError as error:
         raise ConfigError(f"--link: {error}") from None
-    with show_progress("asking the hosts what they have"):
+    with show_progress("querying the hosts"):
         found = survey_hosts(load_inventory(inventory))
     rates = rates_of(found.hosts, {}, found.identities)
     prices = Prices(
@@ -246,7 +246,7 @@ def inventory_cluster(
     if link is None and len(found.hosts) > 1 and (rate := slowest_link(found.hosts)) is not None:
         between = LinkRates(up=rate, down=rate)
     if between is not None and len(found.hosts) == 1:
-        raise ConfigError(f"--link {link}: is between hosts, and there is one; give --inventory")
+        raise ConfigError(f"--link {link}: needs two hosts; give --inventory")
     return cluster_of(found.hosts, between), prices, found
 
 

@@ -153,7 +153,7 @@ class QueueRunner:
         left = [entry for entry in queue.read_entries()[0] if entry.end is None]
         entry = next((entry for entry in left if self._is_trusted(entry, registry)), None)
         if entry is None:
-            self._report_once("nothing waits in the queue; add a job: launch queue add")
+            self._report_once("the queue is empty; add a job: launch queue add")
             return False
         interruption: InterruptedStartError | None = None
         try:

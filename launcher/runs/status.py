@@ -111,7 +111,7 @@ class RunView:
         """Lines on workers without a share, failed notifications, and how to resume the run."""
         lines: list[str] = []
         if self.is_live:
-            moved = "lost, its share moved to the others"
+            moved = "lost, its samples moved to the others"
             why = {"idle": "idle: would slow the step", "lost": moved}
             states = ((w.get("rank"), why.get(str(w.get("state")))) for w in self.worker_reports)
             lines = [f"worker {rank} {words}" for rank, words in states if words]

@@ -169,7 +169,7 @@ def bring_up(
                     report(f"not undone: {line}")
             if begun and isinstance(error, KeyboardInterrupt):
                 raise InterruptedStartError(
-                    f"interrupted; run {run.run_id} was stopped before it had begun"
+                    f"interrupted; run {run.run_id} was stopped before it started"
                 ) from None
             raise
     return run
@@ -197,7 +197,7 @@ def refuse_failures(checks: Sequence[Result], report: Report) -> None:
 def _refuse_if_busy(registry: Registry, report: Report) -> None:
     for view in live_runs(registry, surely=True):
         if view.state in OVER:
-            report(f"ending the rest of run {view.run.run_id} ({view.state})")
+            report(f"stopping the rest of run {view.run.run_id} ({view.state})")
             tear_down(view.run)
             continue
         raise BusyError(

@@ -93,7 +93,7 @@ class Fleet:
         pythons = fleet.ask_hosts(self._hosts, lambda _, there: there.python, REACH).require()
         for name, python in pythons.items():
             if root_of(python) is None:
-                self._report(f"{name}: runs {python}, which is no installation to update")
+                self._report(f"{name}: runs {python}, which is not an installation to update")
         self._hosts = [host for host in self._hosts if root_of(pythons[host.name]) is not None]
         if not self._hosts:
             raise ConfigError(f"no host has Motley installed; first: {RECIPE}")

@@ -162,7 +162,7 @@ def explain_exit_code(host: str, code: int, text: str) -> LauncherError:
         line for line in lines if not re.match(r"rsync error: |rsync: .*connection unexpe", line)
     ]
     # ssh ends with its reason, rsync begins with it.
-    reason = (words or lines or [f"rsync ended with {code}"])[-1 if code == 255 else 0]
+    reason = (words or lines or [f"rsync exited with code {code}"])[-1 if code == 255 else 0]
     if "command not found" in text or "rsync: not found" in text:
         return PreflightError(f"host {host}: rsync is missing there; install the package rsync")
     if "is your shell clean" in text:

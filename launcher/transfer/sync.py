@@ -243,7 +243,7 @@ def _pull_new(
             manifest.replace(target / folder / MANIFEST)
             complete.append(str(folder))
         else:
-            report(f"{place.host}: {folder}: was removed there meanwhile, left out")
+            report(f"{place.host}: {folder}: was removed there meanwhile, skipped")
     for link in [p for p in fetched.rglob("*") if p.is_symlink() and p.name in POINTERS]:
         _follow_link(link, target / link.relative_to(fetched))
     shutil.rmtree(fetched)

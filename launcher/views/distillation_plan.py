@@ -151,7 +151,7 @@ def _teacher_share(request: DistillationRequest, plan: DistillationPlan) -> str:
     each = plan.bytes_per_token
     source = "measured" if plan.bytes_measured else "computed"
     return (
-        f"On the share: {size_text(each * request.tokens)}, {each:.4g} bytes a token"
+        f"In the shared folder: {size_text(each * request.tokens)}, {each:.4g} bytes a token"
         f" ({request.kept.scheme}), {source}"
     )
 

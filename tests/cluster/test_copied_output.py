@@ -72,7 +72,7 @@ def test_a_copied_output_folder_resumes_by_its_config_and_id(
     assert other.returncode == 4
     assert f"{copy} holds the checkpoints of run {RUN}" in other.stderr
     odd = real.launch(*resume, "--resume", "../copy")
-    assert (odd.returncode, odd.stderr) == (2, "launch: --resume ../copy: is no run id\n")
+    assert (odd.returncode, odd.stderr) == (2, "launch: --resume ../copy: is not a run id\n")
     assert real.runs() == []
 
     started = real.launch(*resume, "--resume", RUN)
@@ -87,7 +87,7 @@ def test_a_copied_output_folder_resumes_by_its_config_and_id(
 
     known = real.launch(*resume, "--resume", RUN)
     assert known.returncode == 2
-    assert f"--resume {RUN} brings its own config; leave out --preset and --config" in known.stderr
+    assert f"--resume {RUN} uses its own config; leave out --preset and --config" in known.stderr
 
 
 @pytest.mark.long

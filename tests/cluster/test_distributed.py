@@ -111,7 +111,7 @@ def test_a_rank_that_hangs_ends_the_others_in_one_line(hands: Hands) -> None:
     both[1].signal(signal.SIGSTOP)
     assert both[0].wait() == 3, both[0].text
     host = os.uname().nodename
-    says = f"no sign of life from rank 1 on {host} (killed, stopped or cut off)"
+    says = f"no heartbeat from rank 1 on {host} (killed, stopped or cut off)"
     assert f"trainer: rank 0 on {host}: a collective " in both[0].text
     assert says in both[0].text, both[0].text
     assert (hands.status["state"], hands.status["exit_code"]) == ("failed", 3)
@@ -160,7 +160,7 @@ def test_a_rank_with_other_weights_is_named_and_nothing_is_written(hands: Hands)
 def test_a_missing_rank_is_named(hands: Hands) -> None:
     alone = hands.rank(0, "--set", "exchange.join_deadline=2")
     assert alone.wait() == 3, alone.text
-    assert "trainer: rank 0 waited 2 s for rank 1 of 2: start what is missing" in alone.text
+    assert "trainer: rank 0 waited 2 s for rank 1 of 2: start the missing ranks" in alone.text
     late = hands.rank(1, "--set", "exchange.join_deadline=2")
     assert late.wait() == 3, late.text
     assert f"trainer: rank 1 cannot reach rank 0 at 127.0.0.1:{hands.port}: " in late.text

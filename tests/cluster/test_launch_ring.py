@@ -77,7 +77,7 @@ def test_a_lost_rank_is_named_and_all_start_again_at_the_newest_checkpoint(
     assert {again[rank]["exit_code"] for rank in (0, 1, 3)} == {3}
     for name in ("worker-0", "worker-3"):
         log = cluster.launch("logs", name, "--attempt", "1").stdout
-        assert f"no sign of life from rank 2 on {os.uname().nodename} (killed" in log
+        assert f"no heartbeat from rank 2 on {os.uname().nodename} (killed" in log
     text = (cluster.output / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     resumed = next(line["step"] for line in lines if line.get("event") == "resumed")

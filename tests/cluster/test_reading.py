@@ -62,7 +62,7 @@ def test_a_worker_whose_reading_hangs_is_named_and_ends_with_the_run(
         assert coordinator.wait() == 3, coordinator.text
         assert worker.wait() == 3, worker.text
     waits = f"waiting for another process that fills {cache.folder}: 0.0 MiB"
-    stuck = f"rank 0 on {os.uname().nodename} got no further than {waits}: look at its log, and at"
+    stuck = f"rank 0 on {os.uname().nodename} stalled at {waits}: check its log, and the"
     assert f"rank 0 did not join within 5 s; {stuck}" in cluster.status["reason"]
     assert "the coordinator ends this worker while it reads its data: rank 0 did not" in worker.text
     for process in (coordinator, worker):
@@ -100,8 +100,8 @@ def test_a_coordinator_whose_reading_hangs_is_named_and_given_up(
         assert coordinator.running, coordinator.text
     assert (
         f"trainer: {cluster.address}: not let in for 5 s (the coordinator on"
-        f" {os.uname().nodename} got no further than waiting for another process that fills"
-        f" {cache.folder}: 0.0 MiB: look at its log, and at the disk, pipe or network folder"
+        f" {os.uname().nodename} stalled at waiting for another process that fills"
+        f" {cache.folder}: 0.0 MiB: check its log, and the disk, pipe or network folder"
     ) in worker.text
     assert "Traceback" not in worker.text + coordinator.text
 
@@ -161,8 +161,8 @@ def test_a_rank_whose_reading_hangs_is_named_and_ends_with_the_others(
         assert [first.wait(), second.wait()] == [3, 3], first.text + second.text
     waits = f"waiting for another process that fills {cache.folder}: 0.0 MiB"
     reason = (
-        "rank 0 waited 5 s for rank 1 of 2: start what is missing, and look at its log; rank 1 on"
-        f" {os.uname().nodename} got no further than {waits}: look at the disk, pipe or network"
+        "rank 0 waited 5 s for rank 1 of 2: start the missing ranks, and check their logs; rank 1"
+        f" on {os.uname().nodename} stalled at {waits}: check the disk, pipe or network"
     )
     assert f"trainer: {reason}" in first.text, first.text
     assert f"rank 1 ends while it reads its data: {reason}" in second.text, second.text

@@ -110,7 +110,7 @@ def test_lossy_exchanges_learn_the_same(run: Scripted, settings: dict[str, objec
 @pytest.mark.parametrize(
     ("hang", "reason"),
     [
-        ("CDLL(None).pause()", "its shard was not done within the step's deadline"),
+        ("CDLL(None).pause()", "its shard missed the step's deadline"),
         ("PyDLL(None).sleep(10000)", "silent for 3 s"),
     ],
     ids=["in C", "in C with Python's lock"],

@@ -133,7 +133,7 @@ def test_a_stop_does_not_wait_for_a_step_without_end(cluster: Cluster) -> None:
     coordinator.signal(signal.SIGTERM)
     assert coordinator.wait() == 0
     assert cluster.status["checkpoint"]["step"] == cluster.step == 5
-    assert "step 6 was not done in time and is left out" in cluster.status["reason"]
+    assert "step 6 was not finished in time and is skipped" in cluster.status["reason"]
     assert cluster.events("stopped")
 
 

@@ -115,7 +115,7 @@ AFTER_JOINING: dict[str, tuple[Callable[[Attacker, int], bytes], str]] = {
         lambda a, g: a.frame(
             Frame(MessageType.GRADIENT, bytes(64), generation=g, rank=a.rank, shard=10**6)
         ),
-        "is not with rank 9",
+        "is not assigned to rank 9",
     ),
     "too large": (
         lambda a, g: with_length(a.frame(Frame(MessageType.GRADIENT)), 2**20 + 1),

@@ -100,7 +100,7 @@ def test_at_the_start_only_auto_falls_back(
         choose_replica(wanted, "", folder, config, layout, 1)
     line = str(refused.value)
     assert line.startswith(f"--gpu-backend {wanted} is not available: {wanted}: ")
-    assert line.endswith("; --gpu-backend auto without a device takes what works")
+    assert line.endswith("; --gpu-backend auto without a device uses the first that works")
     assert "\n" not in line
 
 

@@ -55,7 +55,7 @@ def test_a_lost_gpu_in_a_run(cluster: Cluster, tmp_path: Path, driver: str) -> N
         shutil.rmtree(tmp_path / "drivers")
     fault.touch()
     cluster.wait_event("lost", rank=0)
-    coordinator.says("starting it again")
+    coordinator.says("restarting it")
     meanwhile = cluster.step
     back = wait_for(lambda: cluster.events("rejoined", rank=0), "it is back", cluster, 250)[0]
     assert back["step"] > meanwhile  # F-DP-006: nobody waited for it
@@ -63,7 +63,7 @@ def test_a_lost_gpu_in_a_run(cluster: Cluster, tmp_path: Path, driver: str) -> N
     assert cluster.records("step")[-1]["worker_samples"].keys() == {"0", "1"}
 
     assert any(
-        f"worker 0 ended with {code}, starting it again" in coordinator.text
+        f"worker 0 exited with code {code}, restarting it" in coordinator.text
         for code in (7, -signal.SIGABRT)  # we saw it first, or the driver's library did
     )
     status = cluster.status["workers"][0]

@@ -44,7 +44,7 @@ def values_by_pattern(
     if not patterns:
         return {}
     if not isinstance(patterns, dict) or not all(_is_number(value) for value in patterns.values()):
-        raise InputError(f"{place} is no object of numbers by the names of modules")
+        raise InputError(f"{place} must be an object of numbers by names of modules")
     if len(patterns) > _MOST:
         raise InputError(f"{place} has {len(patterns):,} patterns; at most {_MOST:,} are read")
     names, values = sorted(modules), [*patterns.values()]

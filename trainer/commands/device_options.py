@@ -61,7 +61,7 @@ parallel_option = click.option(
 lost_text_option = click.option(
     "--lost-text",
     type=click.Choice(["refuse", "accept"]),
-    help="What to do about a conversation of which the chat template leaves out text; default: "
+    help="For conversations whose text the chat template leaves out; default: "
     "as trained, else refuse.",
 )
 
@@ -81,7 +81,7 @@ columns_option = click.option(
     metavar="KEY=NAME",
     multiple=True,
     callback=_parse_columns,
-    help="The data's name of a key, as data.columns, such as text=body; may be repeated.",
+    help="Name of a key in the data, as data.columns, such as text=body; may be repeated.",
 )
 
 

@@ -60,7 +60,7 @@ _LONGEST_NAME = 20
     "--max-new-tokens",
     type=click.IntRange(1, MOST_NEW_TOKENS),
     default=128,
-    help="For generate and code: the most tokens of an answer.",
+    help="For generate and code: maximum tokens of an answer.",
 )
 @click.option(
     "--temperature",
@@ -81,7 +81,7 @@ _LONGEST_NAME = 20
     type=click.IntRange(min=1),
     help="Samples of each lm-eval task.",
 )
-@click.option("--once/--until-done", help="End when nothing is left, or when the run is over.")
+@click.option("--once/--until-done", help="Exit when no checkpoint is left, or the run is over.")
 @click.option(
     "--every",
     type=Number(min=0, min_open=True),
@@ -97,9 +97,9 @@ _LONGEST_NAME = 20
 @click.option(
     "--with-student",
     is_flag=True,
-    help="End with a run that ends early, or 15 minutes after its last sign of life.",
+    help="Exit with a run that ends early, or 15 minutes after its last heartbeat.",
 )
-@click.option("--runner", help="Its name in records and curves; default: the host's, and --gpu.")
+@click.option("--runner", help="Name in records and curves; default: the host's, and --gpu.")
 def evaluate(
     model: Path | None,
     data: tuple[Path, ...],

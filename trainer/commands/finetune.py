@@ -78,7 +78,7 @@ _SETTINGS = {
     "--bind",
     metavar="HOST:PORT",
     default="127.0.0.1:9000",
-    help="Where a coordinator listens for workers.",
+    help="Address on which a coordinator listens for workers.",
 )
 @click.option("--coordinator", metavar="HOST:PORT", help="The coordinator's address, for a worker.")
 @click.option(
@@ -151,7 +151,7 @@ def finetune(
     if script is None and config.task == SCRIPT:
         raise InputError("task script: name the script with --script FILE; no config names one")
     if script is None and digest:
-        raise InputError("--script-digest: is of a --script FILE")
+        raise InputError("--script-digest: needs --script FILE")
     alone = role == "local" and environment is None
     if not alone and script is None:
         for path in filter(None, (config.data.train, config.data.validation)):
@@ -204,10 +204,10 @@ def _check_devices(
         if role != "coordinator" and len(gpus) > 1:
             raise InputError(
                 f"--gpus {','.join(gpus)}: one process computes on one device; --role coordinator "
-                "starts a worker for each, and with --strategy a worker's hold one replica together"
+                "starts a worker for each, with --strategy the GPUs of a worker share one replica"
             )
     elif role != "worker":
-        raise InputError("--strategy is for --role worker: its devices hold one replica together")
+        raise InputError("--strategy is for --role worker: its devices share one replica")
     elif len(set(gpus)) < 2 or len(set(gpus)) < len(gpus):
         raise InputError(
             f"--strategy {strategy} needs two or more different devices: --gpus 0,1, not "

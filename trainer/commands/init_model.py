@@ -13,7 +13,7 @@ from trainer.system.commandline.options import PATH
 @click.option(
     "--data", type=PATH, required=True, help="Data of any format, to train the tokenizer on."
 )
-@click.option("-o", "--output", type=PATH, required=True, help="Where the model's folder is made.")
+@click.option("-o", "--output", type=PATH, required=True, help="Folder to write the model to.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the initial weights.")
 @click.option("--hidden-size", type=int, default=None, help="Width of the residual stream.")
 @click.option("--layers", type=int, default=None, help="Transformer layers.")

@@ -12,7 +12,7 @@ from trainer.system.commandline.options import PATH
 @click.command("merge")
 @click.argument("adapter", type=PATH)
 @click.option(
-    "-o", "--output", type=PATH, required=True, help="Where the merged model's folder is made."
+    "-o", "--output", type=PATH, required=True, help="Folder to write the merged model to."
 )
 @click.option("--base", help="The base model, if not at the adapter's stored path.")
 def merge(adapter: Path, output: Path, base: str | None) -> None:

@@ -28,7 +28,7 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
             "--max-new-tokens",
             type=click.IntRange(1, MOST_NEW_TOKENS),
             default=max_new_tokens,
-            help="The most tokens of an answer; it may end before.",
+            help="Maximum number of tokens of an answer.",
         ),
         click.option(
             "--temperature", type=Number(), default=0.0, help="0 selects the most likely token."

@@ -29,7 +29,7 @@ ENGINE_TITLES: Mapping[Engine, str] = {
     "tensor": "`--strategy tensor`",
     "student": "`trainer distill student`",
     "wgpu": "devices through Vulkan",
-    "script": "a script of one's own, `--script`",
+    "script": "a script of your own, `--script`",
 }
 
 
@@ -185,7 +185,7 @@ REFUSALS: tuple[Refusal, ...] = (
         Refusal(
             "distillation",
             (strategy,),
-            f"--strategy {strategy} computes no soft targets of a teacher; take ddp",
+            f"--strategy {strategy} does not compute a teacher's soft targets; use ddp",
         )
         for strategy in ("fsdp", "tensor")
     ),
@@ -193,7 +193,7 @@ REFUSALS: tuple[Refusal, ...] = (
         Refusal(
             name,
             ("script",),
-            "{name}: a script has its own model, data and loss, and no use for it; leave it out",
+            "{name}: a script has its own model, data and loss; leave it out",
         )
         for name in _OF_LANGUAGE_MODELS
     ),
@@ -224,8 +224,8 @@ REFUSALS: tuple[Refusal, ...] = (
             ),
             (
                 _STARTED_TOGETHER,
-                "{name}: processes that share a model, or are ranks of --distributed, do not know"
-                " it; leave it out, or train with a coordinator and whole models",
+                "{name}: processes that share a model, or are ranks of --distributed, do not "
+                "support it; leave it out, or train with a coordinator and whole models",
             ),
         )
     ),

@@ -148,6 +148,6 @@ class ExchangeConfig(RoundSettings):
         if self.is_ring and world < MIN_RING_SIZE:
             raise InputError(
                 f"exchange.topology ring: {world} workers, and a ring has at least {MIN_RING_SIZE}:"
-                " a star of fewer is as fast, and goes on when one is lost; leave the topology at"
+                " a star of fewer is as fast, and continues when one is lost; leave the topology at"
                 " star"
             )

@@ -157,7 +157,7 @@ def _make_batch_size_rule(per_device: str) -> Rule:
     def convert(_: Any, tree: Tree) -> Settings:
         counts = (tree.get(per_device, 1), tree.get("gradient_accumulation_steps", 1))
         if not all(isinstance(count, int) for count in counts):
-            raise NoSettingError("is no number; set training.batch_size")
+            raise NoSettingError("is not a number; set training.batch_size")
         return {"training.batch_size": counts[0] * counts[1]}
 
     return convert
@@ -192,7 +192,7 @@ def _convert_targets(value: Any, _: Tree) -> Settings:
     other = [name for name in names if name in _TABLES or not re.fullmatch(r"[\w.]+", name)]
     if other:
         raise NoSettingError(
-            f"{', '.join(other)}: is no linear of a layer; set lora.target_modules"
+            f"{', '.join(other)}: is not a linear of a layer; set lora.target_modules"
         )
     return {"lora.target_modules": names}
 
@@ -207,7 +207,7 @@ def _convert_parameters(value: Any, _: Tree) -> Settings:
 
 def _convert_epochs(value: Any, _: Tree) -> Settings:
     if not isinstance(value, int | float) or value != int(value) or value < 1:
-        raise NoSettingError(f"{value!r} is no whole number of epochs; set training.max_steps")
+        raise NoSettingError(f"{value!r} is not a whole number of epochs; set training.max_steps")
     return {"training.epochs": int(value)}
 
 
@@ -234,7 +234,7 @@ def _convert_checkpointing(value: Any, _: Tree) -> Settings:
 def _convert_warmup_steps(value: Any, tree: Tree) -> Settings:
     steps = tree.get("max_steps")
     if not isinstance(value, int | float) or (value >= 1 and not isinstance(steps, int)):
-        raise NoSettingError("is a number of steps; set optimizer.warmup_ratio, a share of all")
+        raise NoSettingError("is a number of steps; set the fraction optimizer.warmup_ratio")
     return {"optimizer.warmup_ratio": value if value < 1 else value / max(steps or 1, 1)}
 
 
@@ -256,14 +256,14 @@ def _convert_scheduler(value: Any, tree: Tree) -> Settings:
 
 def _convert_fraction(value: Any, _: Tree) -> Settings:
     if not isinstance(value, int | float) or not 0 <= value < 1:
-        raise NoSettingError("is a number of samples; set data.validation_fraction, a share of all")
+        raise NoSettingError("is a number of samples; set the fraction data.validation_fraction")
     return {"data.validation_fraction": value}
 
 
 def _make_steps_rule(setting: str) -> Rule:
     def convert(value: Any, _: Tree) -> Settings:
         if not isinstance(value, int) or value < 1:
-            raise NoSettingError(f"{value!r} is no number of steps; set {setting}")
+            raise NoSettingError(f"{value!r} is not a number of steps; set {setting}")
         return {setting: value}
 
     return convert

@@ -53,7 +53,7 @@ def read_notify_command(given: str | None) -> tuple[str, ...]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise InputError(f"{path}: is no regular file")
+        raise InputError(f"{path}: not a regular file")
     if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InputError(f"{path}: other users can change this command; chown it, chmod go-w")
     return build_settings(_NotifyFile, read_yaml(path), {}, path).command

@@ -221,7 +221,7 @@ class RunConfig(Section):
                 " and data.validation or data.validation_fraction"
             )
         if self.training.sample_prompts is not None and self.task == "classify":
-            raise ValueError("training.sample_prompts needs another task: a class is no answer")
+            raise ValueError("training.sample_prompts needs another task: a class is not an answer")
         if self.training.sample_every and self.training.sample_prompts is None:
             raise ValueError("training.sample_every needs training.sample_prompts: a file of them")
         if self.training.pack and self.task != "causal-lm":
@@ -250,7 +250,8 @@ class RunConfig(Section):
             raise ValueError("task dpo needs method lora: its reference is the base, which stays")
         if self.lora.modules_to_save:
             raise ValueError(
-                "task dpo does not know lora.modules_to_save: its reference has the base's; merge"
+                "task dpo does not support lora.modules_to_save: its reference has the base's; "
+                "merge"
                 " what was trained into a model, and begin from that"
             )
 

@@ -53,12 +53,12 @@ FAMILIAR = {
 """Names in other trainers (PEFT, Transformers, axolotl) and short ones, with ours."""
 EXPLAINED = {
     "gradient_accumulation_steps": "a batch is that of a whole step over all devices: per-device"
-    " batch size x {value} x devices; each takes its share in as many micro-batches of"
+    " batch size x {value} x devices; each computes its part in as many micro-batches of"
     " training.micro_batch_size as it needs",
     "lora_dropout": "adapters have no dropout: which numbers it drops would depend on the device"
-    " that computes a sample, and so on the shares",
+    " that computes a sample, and so on the assignment",
     "neftune_noise_alpha": "embeddings get no noise: which numbers it adds would depend on the"
-    " device that computes a sample, and so on the shares",
+    " device that computes a sample, and so on the assignment",
     "removed_tokens": "the probability of removed tokens always counts as tail: leave it out",
     "sum_on_host": "workers of one host no longer send one gradient: leave it out, and start equal"
     " cards of a host as one worker with --strategy ddp",

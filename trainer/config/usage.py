@@ -41,7 +41,7 @@ def usage_line(
     if dashed is not None:
         name = dashed.lstrip(f"-{_DASHES}")
         meant = f"-{name}" if len(name.partition("=")[0]) == 1 else f"--{name}"
-        message = f"{dashed} begins with a dash that is no hyphen; type {meant}"
+        message = f"{dashed} begins with a dash that is not a hyphen; type {meant}"
     elif isinstance(error, click.NoSuchOption):
         advice = ADVICE.get(error.option_name.lstrip("-").replace("-", "_").lower())
         nearest = find_nearest_option(error.option_name, options, keys(options))

@@ -69,7 +69,7 @@ def check_plain(sample: Sample) -> None:
         )
     if any(not turn.more.keys().isdisjoint(REASONING) for turn in sample.messages if turn.target):
         raise ConversationError(
-            "it has a reasoning apart from the text, which a tokenizer without a chat template"
+            "it has reasoning apart from the text, which a tokenizer without a chat template"
             " cannot express; write it into the text"
         )
 

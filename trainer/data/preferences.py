@@ -64,7 +64,7 @@ def _question_key(tree: Tree) -> str | None:
     if found == ["instruction", "input"]:
         return "instruction"
     if len(found) > 1:
-        raise BadLineError(f"has '{found[0]}' and '{found[1]}', of which one is asked; remove one")
+        raise BadLineError(f"has '{found[0]}' and '{found[1]}', and one is allowed; remove one")
     return found[0] if found else None
 
 
@@ -87,8 +87,8 @@ def _read_texts(tree: Tree) -> list[Sample] | None:
         prompt = _common_begin(*texts)
         if not prompt:
             raise BadLineError(
-                "'chosen' and 'rejected' are texts, and there is no 'prompt'; give what is asked as"
-                " 'prompt', or both with the same begin"
+                "'chosen' and 'rejected' are texts, and there is no 'prompt'; give the question "
+                "as 'prompt', or both with the same begin"
             )
     else:
         prompt = read_string(tree, "prompt")
@@ -145,7 +145,7 @@ def _read_question(tree: Tree, answers: list[Turns]) -> Turns:
         return (ChatMessage("user", asked),)
     same = (one for one, other in zip(first, second, strict=False) if one == other)
     if all(turn.content != asked for turn in same):
-        raise BadLineError(f"'{key}' is no turn that both 'chosen' and 'rejected' begin with")
+        raise BadLineError(f"'{key}' is not a turn that both 'chosen' and 'rejected' begin with")
     return ()
 
 

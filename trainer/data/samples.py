@@ -159,7 +159,7 @@ def check_columns(columns: Mapping[str, str] | None) -> None:
     for key in columns or ():
         if key not in KEYS:
             known = ", ".join(sorted(KEYS))
-            raise InputError(f"data.columns: {key!r} is no key of a data line; those are {known}")
+            raise InputError(f"data.columns: {key!r} is not a key of a data line ({known})")
 
 
 def columns_of_run(path: Path, columns: dict[str, str]) -> dict[str, str]:

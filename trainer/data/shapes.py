@@ -330,7 +330,7 @@ def find_shape(tree: Tree) -> Shape:
             return shape
     named = sorted(tree.keys() & (KEYS | answers))
     given = ", ".join(f"'{key[:40]}'" for key in named or [*tree][:5]) or "none"
-    wrong = "are of several shapes" if shapes else "are no known shape"
+    wrong = "match several shapes" if shapes else "match no known shape"
     spelled = ", ".join(shape.spelled for shape in SHAPES)
     raise BadLineError(
         f"its keys ({given}) {wrong}; rename or remove keys, or name them with data.columns, until"

@@ -85,7 +85,8 @@ def find_data(path: Path) -> DataFiles:
         return replace(found, revision=revision, left_out=found.left_out | left_there)
     if str(path).startswith("hf:"):
         raise InputError(
-            f"{restore_scheme(path)}: is no data set of the hub, nor a file or folder in one; write"
+            f"{restore_scheme(path)}: neither a data set of the hub nor a file or folder in one; "
+            "write"
             " it as hf://datasets/OWNER/NAME/PATH, without .."
         )
     try:

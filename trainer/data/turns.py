@@ -148,7 +148,7 @@ def read_tools(value: Any, key: str, *, wrap: bool) -> tuple[dict[str, Any], ...
     found = read_objects(value, key)
     for each in found:
         if not isinstance(each.get("function", each), dict):
-            raise BadLineError(f"'{key}' has a 'function' that is no object")
+            raise BadLineError(f"'{key}' has a 'function' that is not an object")
     check_unicode(found, f"'{key}'")
     if wrap:
         found = [
@@ -227,7 +227,8 @@ def _take_flags(more: dict[str, Any], role: str) -> bool:
             raise BadLineError(f"'{key}' must be {allowed}, got {format_value(value)}")
         if value and role != "assistant":
             raise BadLineError(
-                f"'{key}' asks to learn a turn of {role}, only the assistant's are; remove it"
+                f"'{key}' requests to learn a turn of {role}, but only the assistant's are "
+                "learned; remove it"
             )
     return all(values.values())
 

@@ -70,8 +70,8 @@ class Conversation:
         room = self._context - len(prompt)
         if room < 1:
             raise InputError(
-                f"the conversation has {len(prompt)} tokens, and {self._context} are the most;"
-                " begin another with /reset"
+                f"the conversation has {len(prompt)} tokens, and {self._context} are allowed; "
+                "start another with /reset"
             )
         sampling = replace(self._sampling, seed=self._sampling.seed + len(self._turns))
         (answer,) = self.model.complete_prompts(

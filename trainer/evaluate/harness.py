@@ -58,7 +58,7 @@ class Harness:
         )
         found = dict(self._iter_figures(results["results"]))
         if not found:
-            raise InputError(f"task {self.name}: lm-eval gave no figure")
+            raise InputError(f"task {self.name}: lm-eval returned no metric")
         first = next(iter(found))
         directions = results["higher_is_better"].get(self._task, {})
         rising = directions.get(first.partition(",")[0])

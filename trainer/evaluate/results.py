@@ -100,7 +100,7 @@ class Results:
             torn = known != b"" and not known.endswith(b"\n")
             line = (b"\n" if torn else b"") + json_text(record).encode() + b"\n"
             if file.write(line) != len(line):
-                raise OSError("the disk wrote half a line")
+                raise OSError("the disk wrote only part of a line")
             os.fsync(file.fileno())
         return True
 

@@ -125,7 +125,7 @@ class Sandbox:
             reason = _last_line(errors)[:200]
             if process.returncode == 0 and reason == token:
                 return TrialResult(True)
-            return TrialResult(False, reason or f"ended with {process.returncode} before its end")
+            return TrialResult(False, reason or f"exited with code {process.returncode} too early")
 
     def stop(self) -> None:
         """End all trials that run in other threads."""

@@ -169,19 +169,20 @@ def _held_out_fraction(trained: TrainedModel, data: Path) -> float:
     progress = trained.progress
     if progress is None:
         raise InputError(
-            f"{trained.path}: is not a checkpoint, and only a checkpoint records what"
-            " its run held out; give the run's output folder"
+            f"{trained.path}: is not a checkpoint, and only a checkpoint records the held-out "
+            "part of its run; give the run's output folder"
         )
     fraction = (progress.config.get("data") or {}).get("validation_fraction")
     if not fraction:
         raise InputError(
-            f"{trained.path}: its run held nothing out (data.validation_fraction is 0); give data"
+            f"{trained.path}: its run has no held-out part (data.validation_fraction is 0); give "
+            "data"
             " that it was not trained on, without --held-out"
         )
     if hash_files([data]).hexdigest() != progress.data_digest:
         raise InputError(
-            f"{data}: is not the file that the run was trained on, so what it held out is"
-            " not known; give that file, unchanged"
+            f"{data}: is not the file that the run was trained on, so its held-out part is "
+            "unknown; give that file, unchanged"
         )
     return fraction
 

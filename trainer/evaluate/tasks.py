@@ -71,9 +71,7 @@ def _make_task(name: str, material: TaskOptions) -> Task:
         return Harness(task, material.harness_tasks, material.harness_limit)
     kinds = {kind.name: kind for kind in (Loss, Generate, Code)}
     if name not in kinds:
-        raise InputError(
-            f"--tasks: {name!r} is not known; there are loss, generate, code and {HARNESS}NAME"
-        )
+        raise InputError(f"--tasks: {name!r} unknown; use loss, generate, code or {HARNESS}NAME")
     return kinds[name](material)
 
 
@@ -137,7 +135,7 @@ class Code:
         if material.problems is None:
             raise InputError("task code: give --problems FILE")
         if not material.run_code:
-            raise InputError("task code runs what the model writes: allow it with --run-code")
+            raise InputError("task code runs code that the model writes: allow it with --run-code")
         if material.samples > 1 and material.temperature == 0:
             raise InputError("task code: --samples would all be the same, give --temperature")
         self._problems: list[Problem] = read_problems(material.problems)

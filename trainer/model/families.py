@@ -334,7 +334,7 @@ def find_family(config: Mapping[str, Any], where: str) -> Family:
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise InputError(f"{where}: model_type must be a text, got {model_type!r}")
+        raise InputError(f"{where}: model_type must be a string, got {model_type!r}")
     family, text = known_family(config), text_config(config)
     if model_type not in FAMILIES and text is not config:
         inside = _INSIDE.get(model_type, "model.language_model")

@@ -279,7 +279,7 @@ def _derive_length(lengths: Sequence[int], limit: int | None) -> Derived:
         f"99 % of samples have up to {needed:,} tokens",
     )
     if value > LONGEST:
-        value, why = LONGEST, f"{why}; more when it is asked for"
+        value, why = LONGEST, f"{why}; more on request"
     if limit is not None and value > limit:
         value, why = limit, f"{why}; the model has no more"
     return Derived("data.max_seq_len", value, why)

@@ -310,7 +310,7 @@ def _make_option(
             if facts and facts.streams_frozen:
                 fits, teachers, least = "streamed", 1, working + passing
             else:
-                rate, streamed = None, f"would score {streamed}; it keeps all layers as yet"
+                rate, streamed = None, f"would score {streamed}; it does not stream layers yet"
     return TeacherOption(
         format=kind,
         place=place,

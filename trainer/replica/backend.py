@@ -186,7 +186,7 @@ def first_usable(
     asked = f"the device {gpu}" if wanted == "auto" else f"--gpu-backend {wanted}"
     raise InputError(
         f"{asked} is not available: {'; '.join(reasons)}; --gpu-backend auto without a device "
-        "takes what works"
+        "uses the first that works"
     )
 
 

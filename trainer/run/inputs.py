@@ -153,8 +153,8 @@ def read_inputs(
             tell(line)
         if config.method == "lora" and is_untrained(model_dir):
             tell(
-                f"{model_dir}: its weights are random, and LoRA changes too few of them to learn"
-                " from nothing: give --method full, or a trained model"
+                f"{model_dir}: its weights are random, and LoRA changes too few of them to learn "
+                "from scratch: give --method full, or a trained model"
             )
         for file in filter(None, (train_file, validation_file)):
             # By the coordinator alone: the workers have the same data.

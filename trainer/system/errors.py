@@ -34,7 +34,7 @@ EXIT_CODES = {
     ),
     7: ExitCode("a GPU failed or was lost; the next attempt takes a backend that works", True),
     8: ExitCode(
-        "all is done and saved, but not every worker proved the last state; the next attempt does",
+        "all is done and saved, but not every worker proved the final state; the next attempt does",
         True,
     ),
     9: ExitCode(

@@ -33,7 +33,7 @@ class KeyTable:
 
     def __post_init__(self) -> None:
         twice = self.used & self.harmless | (self.used | self.harmless) & self.refused.keys()
-        assert not twice, f"{self.what}: {sorted(twice)} stand twice"
+        assert not twice, f"{self.what}: {sorted(twice)} occur twice"
 
     def explain_refusal(self, keys: Iterable[str]) -> str | None:
         """Return what is wrong with the first refused key; None if none is refused."""

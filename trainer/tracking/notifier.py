@@ -112,7 +112,7 @@ class Notifier:
         try:
             self._waiting.put_nowait((event, tree))
         except queue.Full:
-            log.warning("notify: %s is left out: %d events wait", event, _MOST_WAITING)
+            log.warning("notify: %s dropped: %d events are waiting", event, _MOST_WAITING)
 
     def record_progress(self, seconds: float = 0.0) -> None:
         """Note that a step, which took so long, or something else was completed."""
@@ -150,7 +150,7 @@ class Notifier:
         except queue.Full:
             pass
         if self._thread.is_alive():
-            reason = self.failure or f"not done within {wait:.0f} s"
+            reason = self.failure or f"not finished within {wait:.0f} s"
             log.warning("notification failed: %s; the run ends without it", reason)
 
     def _run_commands(self) -> None:
@@ -166,14 +166,14 @@ class Notifier:
             if self._run(self._command, tree, report=partial(self._record_failure, event)) is None:
                 self.failure = None
             elif not self._closed:
-                log.warning("notification failed: %s; no more tries", self.failure)
+                log.warning("notification failed: %s; giving up", self.failure)
 
     def _record_failure(self, event: NotifyEvent, reason: str) -> None:
         """Keep why a try failed, and log it when that is new."""
         failure = f"{event}: {self._command[0]}: {reason}"
         if failure != self.failure:
             self.failure = failure
-            log.warning("notification failed: %s; it is tried again", failure)
+            log.warning("notification failed: %s; trying again", failure)
 
     def _until_stalled(self) -> float:
         """Return the seconds until the run counts as stalled, and at most those of a stall."""

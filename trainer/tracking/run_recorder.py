@@ -199,7 +199,7 @@ class RunRecorder:
                 self._waiting.remove(older)
                 older.snapshot.close()
                 log.warning(
-                    "the disk is slow: no checkpoint of step %d, a newer one is due",
+                    "the disk is slow: no checkpoint of step %d, a newer one follows",
                     older.snapshot.step,
                 )
             self._waiting.append(replace(save, early=self.early.counted))

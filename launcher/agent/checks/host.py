@@ -97,7 +97,7 @@ def check_cuda(python: str | None, cards: Sequence[str]) -> Finding:
     The driver may support a card for which this build of torch has no CUDA or no kernels.
     """
     if python is None:
-        detail = "not checked: there is no Python next to the trainer's program"
+        detail = "not checked: no Python next to the trainer's program"
         return Finding("warn", detail, "install the trainer there")
     try:
         done = subprocess.run(
@@ -170,7 +170,7 @@ def check_port(address: str, port: int) -> Finding:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 who, run = _describe_listener(port)
-                ours = f"that run is at work: launch status --run {run}; wait for it, or end it:"
+                ours = f"that run is active: launch status --run {run}; wait for it, or end it:"
                 ours += f" launch cluster down --run {run}"
                 another = f"use another port: -e motley_port={port + 1}"
                 return Finding(

@@ -48,7 +48,7 @@ _GIB = 1 << 30
 METRICS_FILE = "metrics.jsonl"
 _MODEL_FILES = ("config.json", "tokenizer.json")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
-_BRING = "launch sync inputs brings it there, or name another in the job"
+_BRING = "copy it there with launch sync inputs, or name another in the job"
 
 
 def model_folder(config: RunConfig) -> Path | None:
@@ -117,10 +117,10 @@ def _absent_model(path: str) -> Finding:
         return Finding("fail", f"no model folder {path}", own)
     owner = path.partition("/")[0]
     if Path(owner).is_dir():
-        here = f"no model folder {path}; it is not read as a hub name, since a folder {owner} is"
+        here = f"no model folder {path}; not treated as a hub name: a folder {owner} exists"
         return Finding("fail", f"{here} here", own)
     if is_offline():
-        missing = f"no model folder {path}; as a hub name it is not complete in the hub cache"
+        missing = f"no model folder {path}; no complete copy of that hub name is in the cache"
         detail = f"{missing} {cache_folder()}, and downloads are disabled on this machine"
         return Finding("fail", detail, f"unset HF_HUB_OFFLINE to fetch it, or {own}")
     return Finding(
@@ -138,7 +138,7 @@ def check_training_data(config: RunConfig) -> Finding:
     if config.distillation is not None:
         return check_logits(path)
     if has_logits(path):
-        detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
+        detail = f"{path}: holds a teacher's logits, but the job has no section `distillation`"
         return Finding("fail", detail, "add it: --set distillation.alpha=0.7")
     finding = check_data(path, "--data FILE", config.data.columns)
     if finding.status == "ok":

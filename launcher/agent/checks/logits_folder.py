@@ -40,7 +40,7 @@ def check_logits(folder: Path) -> Finding:
     except OSError as error:
         return Finding("fail", f"{description}: {(error.strerror or '').lower()}", _BRING)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Finding("fail", f"{description}: does not describe shards", _BRING)
+        return Finding("fail", f"{description}: not a description of shards", _BRING)
     if missing := [name for name, digest in shards.items() if digest is None]:
         detail = f"{folder}: {len(missing)} of {len(shards)} shards are missing or damaged"
         return Finding("fail", f"{detail}, such as {missing[0]}", _BRING)

@@ -25,7 +25,7 @@ _WRITE_ELSEWHERE = (
     "choose a folder there, or add yours to trainer_writable_folders and run: "
     "ansible-playbook recipes/gpu-training.yml --tags trainer"
 )
-_MOVE = "choose another folder; launch sync inputs brings models and data to inputs/"
+_MOVE = "choose another folder; launch sync inputs copies models and data to inputs/"
 
 
 @dataclass(frozen=True)

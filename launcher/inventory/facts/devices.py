@@ -256,5 +256,5 @@ def _missing_driver(nvidia: Sequence[Card], code: int, output: str, seen: int) -
         reason = f"nvidia-smi lists {seen} of {len(nvidia)}"
     else:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
-        reason = lines[0] if lines else f"nvidia-smi ended with code {code}"
+        reason = lines[0] if lines else f"nvidia-smi exited with code {code}"
     return f"NVIDIA card at {where} cannot be used: {reason}"

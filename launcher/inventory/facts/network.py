@@ -156,5 +156,5 @@ def _is_tunnel(link: Mapping[str, Any]) -> bool:
 def _explain_failure(output: str, code: int) -> str:
     if code == 127:
         return "`ip` is missing (apt install iproute2)"
-    lines = output.strip().splitlines() or [f"`ip` ended with {code}"]
+    lines = output.strip().splitlines() or [f"`ip` exited with code {code}"]
     return lines[-1].removeprefix("RTNETLINK answers: ")

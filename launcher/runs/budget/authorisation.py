@@ -48,7 +48,8 @@ def authorise_start(
                 f"{money_text(spent)} {unit} were spent, {_ceiling_remedy(ceiling, unit)}"
             )
         report(
-            f"budget: {before}the rest cannot be planned on this model and these devices; the run"
+            f"budget: {before}the remaining cost cannot be planned for this model and these "
+            "devices; the run"
             f" stops before it costs {money_text(ceiling)} {unit}"
         )
         return

@@ -76,7 +76,7 @@ def read_spend(
     for name, error in answers.errors.items():
         if isinstance(error, ConfigError):
             raise error
-        report(f"host {name}: {plain_reason(error)}; what it recorded is not in this list")
+        report(f"host {name}: {plain_reason(error)}; its records are missing from this list")
     # Two names of one machine have one ledger.
     found = {
         (r.run_id, r.host, r.until, r.seconds): r for each in answers.found.values() for r in each

@@ -133,7 +133,7 @@ def check_login_shell(connection: Connection) -> Finding:
     if not connection.noise:
         return Finding("ok", "prints nothing")
     first = f"{connection.noise[0]!r:.60}"
-    return Finding("warn", f"its start-up file prints {first}; launch sync and rsync need silence")
+    return Finding("warn", f"its start-up file prints {first}, which breaks launch sync and rsync")
 
 
 def _probe_versions(cluster: CheckContext, name: str, check: str) -> Iterator[Question]:
@@ -256,13 +256,13 @@ CHECKS = (
         "login shell",
         "SSH hosts",
         "warns: a start-up file of the login shell prints, which breaks `launch sync`",
-        "print for a terminal alone, in ~/.bashrc: `[ -t 1 ] && echo ...`",
+        "print on a terminal only, in ~/.bashrc: `[ -t 1 ] && echo ...`",
         {"host": _on_launcher(check_login_shell)},
     ),
     Check(
         "version",
         "hosts",
-        "the code differs from the launcher's; such a host is asked nothing about the job",
+        "the code differs from the launcher's; such a host skips all checks of the job",
         UPDATE,
         {"host": partial(_probe_versions, check="version")},
     ),

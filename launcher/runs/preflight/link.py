@@ -35,7 +35,7 @@ class LinkTrial:
         self.deadline = self._deadline + 2 * _MARGIN
         """Seconds that each end may take in all."""
         self._listened = threading.Event()
-        self._listening = ListenResult("the coordinator's end did not answer")
+        self._listening = ListenResult("the coordinator's listener did not answer")
 
     def listen(self, there: Connection) -> Finding:
         """Return the coordinator's `port`; at the same time every host has to connect."""

@@ -174,7 +174,7 @@ class SessionSupervisor:
             return None
         state = validate_data(ProcessState, parse_json(text, "state.json"), "state.json")
         if state.state not in get_args(Phase):
-            raise ValueError(f"state.json: there is no state {state.state}")
+            raise ValueError(f"state.json: unknown state {state.state}")
         return state
 
     def stop_processes(self, plans: Iterable[ProcessPlan], grace: float) -> None:

@@ -128,7 +128,7 @@ class Queue:
             parts = _FILE.fullmatch(name)
             if parts is None:
                 torn = _TORN.fullmatch(name)
-                skipped[name] = "a write is unfinished" if torn else "it is no file of the queue"
+                skipped[name] = "a write is unfinished" if torn else "not a file of the queue"
             elif parts[2] != "json":
                 if f"{parts[1]}.json" not in names:
                     skipped[name] = f"there is no {parts[1]}.json"
@@ -209,7 +209,7 @@ class Queue:
                 except PreflightError:
                     holder = self._host.read(path, limit=200).decode(errors="replace").strip()
                     raise PreflightError(
-                        f"another `launch queue run` works on this queue ({holder})"
+                        f"another `launch queue run` is running on this queue ({holder})"
                     ) from None
             yield
 

@@ -181,7 +181,7 @@ class Registry:
             with contextlib.suppress(OSError):
                 return place.connection.read(f"{place.run_folder(run_id)}/run.yaml", limit=MOST)
         raise ConfigError(
-            f"run {run_id} has no run.yaml any more; start a new run, without --resume"
+            f"run {run_id} no longer has a run.yaml; start a new run, without --resume"
         )
 
     def list_run_ids(self) -> set[str]:

@@ -196,14 +196,14 @@ class Facts:
         if status["live"]:
             found.append("the result: the run has not ended; these are its figures so far")
         if self._score is None:
-            found.append("a validation: there were no held-out data, or none was due")
+            found.append("a validation: there were no held-out data, or none was scheduled")
         elif self._is_classifier and not self._has_confusion:
             found.append("the confusion matrix: the last validation did not record one")
         alone = self._training.get("expect_workers") == 1
         if not (alone or self._run.plan.leader.role == "student") and not any(
             record.get("event") == "verified" for record in self._records
         ):
-            found.append("proofs that the weights agree: none was due")
+            found.append("proofs that the weights agree: none was scheduled")
         if not hashes:
             found.append("hashes of model, data and weights: there is no checkpoint")
         if not spent:

@@ -14,7 +14,7 @@ _Labels = Mapping[str, object]
 _Sample = tuple[_Labels, float]
 _HELP = {
     "run_info": "The state of a run, as a label; always 1.",
-    "run_live": "Whether a process of the run is at work.",
+    "run_live": "Whether a process of the run is running.",
     "run_steps_completed": "Steps of the run that are committed.",
     "run_steps_planned": "Steps that the run has in all.",
     "run_loss": "Loss of the last step.",
@@ -23,8 +23,8 @@ _HELP = {
     "run_workers_planned": "Workers that the run began with.",
     "run_workers_joined": "Workers that take part.",
     "run_updated_timestamp_seconds": "When the run last wrote its status.",
-    "run_spent": "What the run has cost, in the currency of its budget.",
-    "run_budget": "What the run may cost, in that currency.",
+    "run_spent": "Cost of the run so far, in the currency of its budget.",
+    "run_budget": "Ceiling of the run's cost, in that currency.",
     "host_reachable": "Whether the host answers.",
     "host_processes": "Processes of runs on the host.",
     "device_memory_used_bytes": "Memory of the device in use.",
@@ -32,7 +32,7 @@ _HELP = {
     "device_utilization_ratio": "Use of the device, from 0 to 1.",
     "device_power_watts": "Power that the device draws.",
     "device_temperature_celsius": "Temperature of the device.",
-    "remarks": "What could not be read, such as hosts that do not answer.",
+    "remarks": "Errors of reading, such as hosts that do not answer.",
 }
 """Every metric, without `motley_`, and what it means; all are gauges."""
 

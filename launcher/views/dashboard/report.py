@@ -91,7 +91,7 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
         settings = read_settings(text)
     except (ConfigError, OSError):
         settings = {}
-        absent.append("settings, and the commands that repeat the run: its run.yaml is gone")
+        absent.append("settings, and the commands that repeat the run: its run.yaml is missing")
     known = Facts(
         *(run, state, json.loads(records), history.confusion is not None, settings),
         by_launcher=not alone,

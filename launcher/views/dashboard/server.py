@@ -248,7 +248,7 @@ def _open_listener(bind: str, port: int) -> socket.socket:
         return socket.create_server(address, family=family)
     except OSError as error:
         if re.fullmatch(r"[\d.:]+", bind) and isinstance(error, socket.gaierror):
-            raise ConfigError(f"--bind {bind}: is no address; give one such as 127.0.0.1") from None
+            raise ConfigError(f"--bind {bind}: not an IP address, such as 127.0.0.1") from None
         raise ConfigError(
             f"cannot listen on {bind} port {port}: {error.strerror}; give another --bind or --port"
         ) from None

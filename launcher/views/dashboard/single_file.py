@@ -77,7 +77,7 @@ def _join_module(name: str, folder: Path, done: dict[str, str], above: tuple[str
             exported.append(found[2])
             line = line.removeprefix("export ")
         elif re.match(r"(import|export)\b", line) or re.search(r"\bimport\s*[.(]|</?script", line):
-            raise ValueError(f"{name}.js:{number}: this form is not understood: {line}")
+            raise ValueError(f"{name}.js:{number}: unsupported syntax: {line}")
         lines.append(line)
     body = "\n".join(lines)
     done[name] = (

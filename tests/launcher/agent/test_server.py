@@ -92,7 +92,7 @@ def test_nonsense_is_answered_and_the_next_request_too(talk: Talk, line: bytes) 
 def test_a_line_that_is_too_long_is_dropped_whole(talk: Talk) -> None:
     talk.say(b'{"id": 1, "op": "ping", "x": "' + b"x" * LIMIT)
     talk.say(b'"}\n')
-    assert "longer than a frame" in talk.answer()["error"]["text"]
+    assert "longer than the limit of a frame" in talk.answer()["error"]["text"]
     assert talk.ask(id=2, op="ping") == {"id": 2, "result": None}
 
 
@@ -174,7 +174,7 @@ def test_a_request_that_hangs_holds_up_no_other_and_they_are_bounded(
     os.write(write, slow * MOST_REQUESTS + b'{"id": 8, "op": "ping"}\n')
     assert next(answers) == {"id": 8, "result": None}
     os.write(write, slow)
-    assert "already under way" in next(answers)["error"]["text"]
+    assert "already in progress" in next(answers)["error"]["text"]
     go_on.set()
     for _ in range(MOST_REQUESTS):
         assert next(answers) == {"id": 7, "result": ["here"]}
@@ -215,7 +215,7 @@ def test_uploads_under_way_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("launcher.agent.server.MOST_UPLOAD", 100)
     write, answers, thread = serve()
     args = {"token": "t", "data": frames.pack_bytes(b"x" * 80)}
-    for expected in (None, "more than 0 MiB under way"):
+    for expected in (None, "more than 0 MiB of uploads"):
         os.write(write, json.dumps({"id": 1, "op": "append", "args": args}).encode() + b"\n")
         answer = next(answers)
         assert expected is None or expected in answer["error"]["text"]

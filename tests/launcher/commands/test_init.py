@@ -96,7 +96,7 @@ def test_text_is_a_language_model_and_nothing_is_overwritten(
 def test_data_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["init", "--data", "nope.jsonl"]) == 2
     assert capsys.readouterr().err == "launch: nope.jsonl: no such data file\n"
-    assert run(["init", "--data", "inputs/nope.jsonl"]) == 0, "sync inputs brings it"
+    assert run(["init", "--data", "inputs/nope.jsonl"]) == 0, "sync inputs copies it"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -119,7 +119,7 @@ def test_no_text_of_a_foreign_config_becomes_a_setting(
     assert load_config("run.yaml").model.path == f"m{text}"
     first = written.index("task:")
     assert all(line.startswith("# ") for line in written[:first].splitlines())
-    assert all(line.startswith("not taken over: ") for line in lines[:2])
+    assert all(line.startswith("not converted: ") for line in lines[:2])
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -107,5 +107,5 @@ def test_a_dataset_info_that_is_none_is_left_with_a_reason(
     for text in ("[" * 200_000, json.dumps({"mine": {}})):
         Path("dataset_info.json").write_text(text)
         assert launch(["init", "new.yaml", "--from", "factory.yml"]) == 0
-        assert "not taken over: dataset: 'mine' in dataset_info.json" in capsys.readouterr().out
+        assert "not converted: dataset: 'mine' in dataset_info.json" in capsys.readouterr().out
         Path("new.yaml").unlink()

@@ -300,7 +300,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["--shape", "7b", *CARDS, "--tokens", "many"], "is not a number of tokens"),
         (["--shape", "7b", *CARDS, "-i", "hosts.yml"], "not both"),
         (["--shape", "7b", "--link", "fast"], "is not a rate"),
-        (["--shape", "7b", "--link", "1gbit"], "--link 1gbit: is between hosts, and there is one"),
+        (["--shape", "7b", "--link", "1gbit"], "--link 1gbit: needs two hosts"),
         (["--shape", "7b", "--link", "1gbit", *CARDS], "is between hosts, and --cluster has one"),
     ],
 )

@@ -35,7 +35,7 @@ def test_published_tokens_a_second_are_published_hours(
     assert shown in (ROOT / "docs/planning.md").read_text()
     assert "79.7 billion parameters, 3.87 billion active; scores 10 million tokens" in shown
     assert "torch bfloat16 on CPU, 8 cores: 60.8 hours at 45.7 tokens/s, given" in shown
-    assert "On the share: 2.6 GiB, 27" in shown
+    assert "In the shared folder: 2.6 GiB, 27" in shown
     assert shown.splitlines()[-1].endswith(
         "--set teacher.engine=torch --set teacher.dtype=bfloat16"
     )
@@ -156,12 +156,12 @@ def test_the_hosts_of_an_inventory_are_asked(
     ("arguments", "said"),
     [
         ([*TEACHER, *BOX, "--rate", "0"], "--rate 0: give tokens a second, or a folder"),
-        ([*TEACHER, *BOX, "--rate", "5", "--rate", "6"], "--rate 6: one number is enough"),
+        ([*TEACHER, *BOX, "--rate", "5", "--rate", "6"], "--rate 6: give one number"),
         ([*TEACHER, "--cluster", "1xM2Ultra-192G"], "compute on CUDA or a processor; there is"),
         ([*TEACHER, *BOX, "--rate", "nowhere"], "--rate nowhere: no folder of logits in which"),
         ([*TEACHER, *BOX, "--student", "absent/"], "no model folder absent/"),
-        ([*TEACHER, *BOX, "--explain", "ddp"], "--explain does not go with --distill"),
-        ([*TEACHER, *BOX, "--method", "full"], "--method does not go with --distill"),
+        ([*TEACHER, *BOX, "--explain", "ddp"], "--explain cannot be combined with --distill"),
+        ([*TEACHER, *BOX, "--method", "full"], "--method cannot be combined with --distill"),
         (["plan", "--shape", "7b", *BOX, "--rate", "3"], "--rate needs --distill"),
         (["plan", "--shape", "7b", *BOX, "--scheme", "full"], "--scheme needs --distill"),
         ([*TEACHER, "--cluster", ""], "--cluster: cannot read ''"),

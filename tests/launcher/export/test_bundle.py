@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_is_not_exported(
     data[-1] ^= 1
     weights.write_bytes(data)
     line = refused(export_own(inputs, tmp_path / "away"), 2, capsys)
-    assert f"{weights}: its bytes are not those in the manifest" in line
+    assert f"{weights}: it does not match the manifest" in line
     assert not (tmp_path / "away").exists()
 
 
@@ -281,5 +281,5 @@ def test_a_wheel_whose_name_is_a_command_is_not_exported(
     """Its name stands in the Containerfile."""
     odd = Path(inputs[inputs.index("--wheel") + 1]).rename(tmp_path / name)
     command = ["export", "--to", "kubernetes", *TARGET, *inputs, "--wheel", str(odd)]
-    assert "is no name of a wheel" in refused([*command, "--into", str(tmp_path / "x")], 2, capsys)
+    assert "not the file name" in refused([*command, "--into", str(tmp_path / "x")], 2, capsys)
     assert not (tmp_path / "x").exists()

@@ -70,7 +70,7 @@ def test_hosts_that_equal_processes_cannot_use_are_named(hosts: list[Host], says
     "name", ["RTX 4090\ntouch /tmp/x", "RTX 4090\r", "$(touch x)", "# x", "a" * 100, "\u202eRTX"]
 )
 def test_a_name_that_is_no_card_stands_in_no_script(name: str) -> None:
-    with pytest.raises(ConfigError, match="no name of a card") as caught:
+    with pytest.raises(ConfigError, match="not the name of a card") as caught:
         target_of([host("lambda", ("cuda", name))])
     assert "\n" not in str(caught.value)
 

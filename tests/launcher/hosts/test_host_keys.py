@@ -229,7 +229,7 @@ def test_a_revocation_list_that_cannot_be_read_whole_trusts_no_key(
     if is_whole:
         assert connect_host(host).exists("/")
         return
-    what = "is a damaged revocation list" if "binary" in damage else "has a line that is no public"
+    what = "is a damaged revocation list" if "binary" in damage else "has a line that is not a"
     assert f"RevokedHostKeys: {listed}: {what}" in refused(host)
 
 

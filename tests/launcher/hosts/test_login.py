@@ -144,6 +144,6 @@ def test_a_user_s_certificate_logs_in(
 
 def test_settings_that_fabric_cannot_follow_are_refused(server: Server) -> None:
     text = refused(server.host(args=("-o", "Ciphers=chacha20-poly1305@openssh.com")), ConfigError)
-    assert "Fabric has none of ssh's ciphers: chacha20-poly1305@openssh.com" in text
+    assert "Fabric does not support ssh's ciphers: chacha20-poly1305@openssh.com" in text
     text = refused(server.host(args=("-o", "KnownHostsCommand=/bin/true %H")), ConfigError)
     assert "ssh's KnownHostsCommand" in text

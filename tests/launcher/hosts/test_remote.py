@@ -228,7 +228,7 @@ def test_answers_to_nobody_are_dropped(speak: Speak) -> None:
 
 def test_a_request_that_fits_in_no_frame_is_refused_here(host: AgentHost) -> None:
     connection = host.connect()
-    with pytest.raises(FrameError, match="fit in one"):
+    with pytest.raises(FrameError, match="the limit is"):
         connection.call("folder", {"path": "x" * LIMIT})
     assert connection.exists("/")
 
@@ -276,7 +276,7 @@ def test_lines_are_cut_wherever_the_bytes_are() -> None:
 def test_a_hello_whose_paths_are_none_is_refused(speak: Speak, key: str, value: object) -> None:
     hello = json.dumps({**json.loads(HELLO), key: value})
     link = AgentLink("far", speak(f"print({hello!r}); import sys; sys.stdin.read()"))
-    with pytest.raises(UnreachableError, match=f"invalid words of its agent: hello: {key}: "):
+    with pytest.raises(UnreachableError, match=f"invalid reply of its agent: hello: {key}: "):
         RemoteConnection("far", lambda: link).open_link()
     assert link.broken
 

@@ -131,7 +131,7 @@ def test_jump_hosts_that_lead_to_each_other_are_refused(server: Server) -> None:
         f"Host gate\n  ProxyJump door\nHost door\n  ProxyJump gate\n{server.config.read_text()}"
     )
     text = refused(server.host(args=("-J", "gate")), ConfigError)
-    assert text.endswith("the ProxyJump of each leads to another, without an end")
+    assert text.endswith("their ProxyJump settings form a loop")
 
 
 def test_two_jumps_and_hashed_names(server: Server) -> None:

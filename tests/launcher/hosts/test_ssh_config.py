@@ -215,7 +215,7 @@ def test_a_name_that_is_an_option_is_no_name() -> None:
 
 def test_without_ssh_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="host intel: there is no `ssh` here"):
+    with pytest.raises(ConfigError, match="host intel: `ssh` is missing here"):
         route_to(Host(name="intel"))
 
 

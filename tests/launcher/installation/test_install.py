@@ -155,7 +155,7 @@ def test_two_at_once(tmp_path: Path, shelf: Path, install: Install) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         wheel = motley(tmp_path, "1.0")
         failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=4)
-    assert "another installation is under way (pid 4711)" in failure["error"]
+    assert "another installation is running (pid 4711)" in failure["error"]
 
 
 def test_a_run_is_not_changed_under_its_feet(tmp_path: Path, shelf: Path, install: Install) -> None:

@@ -83,7 +83,7 @@ def test_a_name_beside_a_folder_of_its_owner_is_a_missing_folder() -> None:
     Path("demo").mkdir()
     finding = check_model(config("demo/model"))
     assert finding.status == "fail"
-    assert finding.detail.startswith("no model folder demo/model; it is not read as a hub name")
+    assert finding.detail.startswith("no model folder demo/model; not treated as a hub name")
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])

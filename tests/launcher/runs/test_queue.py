@@ -191,7 +191,7 @@ def test_what_is_no_job_is_named_and_passed_over(start: StartArguments, queue: Q
     assert skipped.pop("odd-1.json").startswith("damaged: leader: ")
     assert skipped.pop("torn-1.json").startswith("damaged")
     assert skipped == {
-        "notes.txt": "it is no file of the queue",
+        "notes.txt": "not a file of the queue",
         ".a.json.01234567": "a write is unfinished",
         "gone-1.run": "there is no gone-1.json",
         "folder-1.json": "is a folder, not a file",
@@ -261,7 +261,7 @@ def test_a_job_that_fails_does_not_keep_the_next(
     assert entry_of(queue, second).state == "waiting"
     assert step(runner)
     assert not step(runner)
-    assert told[-1] == "nothing waits in the queue; add a job: launch queue add"
+    assert told[-1] == "the queue is empty; add a job: launch queue add"
     assert Registry.for_this_user().read_runs() == []
 
 

@@ -278,7 +278,7 @@ def test_only_whole_checkpoints_arrive_and_links_follow(
         assert not list(here.rglob(".tmp-*"))
         assert str((here / "demo/latest").readlink()) == "step-000020"
         assert not (here / "demo/best").is_symlink()
-        assert f"{host.name}: demo/step-000030: was removed there meanwhile, left out" in said
+        assert f"{host.name}: demo/step-000030: was removed there meanwhile, skipped" in said
         only = sync.pull_folder(
             host, "checkpoints", "demo", tmp_path / f"only-{host.name}", said.append
         )

@@ -382,7 +382,7 @@ def test_who_has_no_share_is_said_with_the_reason(run: Run) -> None:
     assert whole.view.remarks == ["worker 1 idle: would slow the step"]
     lost = {"rank": 1, "state": "lost", "samples": 0}
     view = replace(whole.view, training={**TRAINING, "workers": [TRAINING["workers"][0], lost]})
-    words = "worker 1 lost, its share moved to the others"
+    words = "worker 1 lost, its samples moved to the others"
     assert view.remarks == [words]
     assert any(words in line for line in drawn(replace(whole, view=view), 60))
     over = {p.name: ProcessState(state="exited", exit_code=0) for p in run.plan.processes}

@@ -46,9 +46,9 @@ def test_one_that_never_ends_is_refused(pattern: str, monkeypatch: pytest.Monkey
     [
         ({"(": 1}, "rank_pattern: not a regular expression: "),
         ({"a{99999999999}": 1}, "rank_pattern: not a regular expression: "),
-        (["q_proj"], "rank_pattern is no object of numbers"),
-        ({"q_proj": "2"}, "rank_pattern is no object of numbers"),
-        ({"q_proj": True}, "rank_pattern is no object of numbers"),
+        (["q_proj"], "rank_pattern must be an object of numbers"),
+        ({"q_proj": "2"}, "rank_pattern must be an object of numbers"),
+        ({"q_proj": True}, "rank_pattern must be an object of numbers"),
         ({str(n): 1 for n in range(10_001)}, "rank_pattern has 10,001 patterns; at most 10,000"),
     ],
     ids=["bracket", "repeats", "list", "text", "true", "many"],

@@ -264,7 +264,7 @@ def test_the_command_writes_a_config_and_lists_the_rest(
         load_config("ax.yml")
     assert run(["init", "--from", "ax.yml"]) == 0
     said = capsys.readouterr().out
-    assert "not taken over: lora_dropout: 0.05: adapters have no dropout" in said
+    assert "not converted: lora_dropout: 0.05: adapters have no dropout" in said
     text = Path("run.yaml").read_text()
     assert "#   special_tokens: change the vocabulary" in text
     assert load_config("run.yaml") == load_config(None, taken(AXOLOTL)[1])
@@ -349,7 +349,7 @@ def test_a_config_is_written_even_if_it_is_refused_as_it_is(
         "base_model: m\nadapter: lora\nrl: dpo\nsample_packing: true\nlearning_rate: 1e-4\n"
     )
     assert run(["init", "--from", "ax.yml"]) == 0
-    reason = "refused as it is, change this first: config: training.pack needs task causal-lm"
+    reason = "change this first: config: training.pack needs task causal-lm"
     assert reason in capsys.readouterr().out
     text = Path("run.yaml").read_text()
     assert f"# R{reason[1:]}" in text
@@ -363,5 +363,5 @@ def test_a_config_is_written_even_if_it_is_refused_as_it_is(
 @pytest.mark.parametrize("epochs", ["0.5", "0", "x"])
 def test_parts_of_an_epoch_are_left(epochs: str) -> None:
     _, settings, left = taken(f"base_model: m\nnum_epochs: {epochs}\n")
-    assert "no whole number of epochs; set training.max_steps" in left["num_epochs"]
+    assert "not a whole number of epochs; set training.max_steps" in left["num_epochs"]
     assert "training.epochs" not in settings

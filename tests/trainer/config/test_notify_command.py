@@ -69,7 +69,7 @@ def test_a_file_that_others_can_change_or_that_is_none_is_refused(file: Path) ->
         read_notify_command(None)
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(InputError, match="is no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         read_notify_command(None)
 
 

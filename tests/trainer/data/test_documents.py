@@ -191,7 +191,7 @@ def test_columns_name_the_keys_of_documents(tmp_path: Path, name: str) -> None:
     rows = lines(*({"text": "no", "body": row["text"]} for row in ROWS)).encode()
     path = write(tmp_path / name, table("body") if name == "a.csv" else rows)
     assert texts(Documents([path], {"text": "body"})) == ["one,\n1", "zwei ü"]
-    with pytest.raises(InputError, match=r"data\.columns: 'txt' is no key"):
+    with pytest.raises(InputError, match=r"data\.columns: 'txt' is not a key"):
         Documents([path], {"txt": "body"})
 
 

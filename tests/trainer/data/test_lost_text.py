@@ -233,7 +233,7 @@ def test_an_answer_before_any_question_is_learned_if_the_template_can(
 def test_without_a_template_a_reasoning_is_refused_and_context_not_learned(tmp_path: Path) -> None:
     byte_tokenizer(tmp_path)
     encoder = Encoder(tmp_path)
-    with pytest.raises(ConversationError, match="a reasoning apart from the text"):
+    with pytest.raises(ConversationError, match="has reasoning apart from the text"):
         encoder.encode_conversation(sample(ASK, turn("assistant", "22", reasoning_content="x")))
     one = sample(ASK, turn("assistant", "21", weight=0, thinking="x"), ASK, turn("assistant", "22"))
     assert spoken(encoder, one)[1] == "22<|im_end|>"

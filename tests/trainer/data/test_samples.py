@@ -92,14 +92,14 @@ def test_a_bad_classify_line_is_named(tmp_path, line, problem):
 @pytest.mark.parametrize(
     ("tree", "problem"),
     [
-        ({}, "its keys (none) are no known shape"),
+        ({}, "its keys (none) match no known shape"),
         (
             {"body": "x"},
-            "('body') are no known shape; rename or remove keys, or name them with data.columns",
+            "('body') match no known shape; rename or remove keys, or name them with data.columns",
         ),
         (
             {"text": "x", "prompt": "y", "completion": "z"},
-            "are of several shapes; rename or remove",
+            "match several shapes; rename or remove",
         ),
         ({"instruction": "x", "output": " "}, "'output' is empty"),
         ({"instruction": "x", "input": 3, "output": "y"}, "'input' must be a string"),

@@ -193,7 +193,7 @@ def test_glaive_calls_are_calls_and_its_functions_tools() -> None:
         ({"messages": [ASK, ANSWER | {"weight": 0}]}, "only turns of weight 0"),
         ({"messages": [ASK, ANSWER | {"weight": 0.5}]}, "'weight' must be 0 or 1, got 0.5"),
         ({"messages": [ASK, ANSWER | {"train": "no"}]}, "'train' must be true or false"),
-        ({"messages": [ASK | {"weight": 1}, ANSWER]}, "asks to learn a turn of user"),
+        ({"messages": [ASK | {"weight": 1}, ANSWER]}, "requests to learn a turn of user"),
         ({"messages": [ASK, ANSWER], "tools": [1]}, "'tools' must be a list of objects"),
         ({"messages": [ASK, ANSWER], "tools": "x"}, "'tools' is a string that is not JSON"),
         (
@@ -224,7 +224,7 @@ def test_glaive_calls_are_calls_and_its_functions_tools() -> None:
             {"messages": [ASK, turn("assistant", "", tool_calls=[called({"a": ["\ud800"]})])]},
             "a key of the turn holds a lone surrogate",
         ),
-        ({"messages": [ASK, ANSWER], "tools": [{"function": "f"}]}, "'function' that is no object"),
+        ({"messages": [ASK, ANSWER], "tools": [{"function": "f"}]}, "'function' that is not an "),
         ({"messages": [ASK, ANSWER], "tools": [function("\ud800")]}, "'tools' holds a lone"),
         ({"messages": [ASK, turn("assistant", "a", reasoning_content=["b"])]}, "must be a string"),
         (

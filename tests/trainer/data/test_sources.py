@@ -210,9 +210,9 @@ def test_what_is_no_data_is_named(tmp_path: Path) -> None:
             tmp_path / "none.jsonl": "none.jsonl: no such data file$",
             Path("-"): "standard input is /dev/stdin",
             Path("owner/name"): "is hf://datasets/owner/name",
-            Path("hf://datasets/owner/name/../.."): r"is no data set of the hub, .* without \.\.",
-            Path("hf://datasets/../name"): "^hf://datasets/../name: is no data set of the hub",
-            Path("hf://models/owner/name"): "is no data set of the hub",
+            Path("hf://datasets/owner/name/../.."): r"neither a data set of .* without \.\.",
+            Path("hf://datasets/../name"): "^hf://datasets/../name: neither a data set of the hub",
+            Path("hf://models/owner/name"): "neither a data set of the hub",
             Path("/dev/zero"): "is a device or a socket",
             tmp_path / "socket": "is a device or a socket",
         }.items():

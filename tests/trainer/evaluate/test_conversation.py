@@ -112,7 +112,7 @@ def test_a_conversation_that_is_too_long_says_so(model: Path, tmp_path: Path) ->
     conversation = Conversation(load_trained(small_context), 512, Sampling())
     conversation.open_model(CPU)
     assert conversation.answer_turn("a", lambda _: False).tokens <= 48
-    with pytest.raises(InputError, match="tokens, and 48 are the most; begin another with /reset"):
+    with pytest.raises(InputError, match="tokens, and 48 are allowed; start another with /reset"):
         conversation.answer_turn("b" * 48, lambda _: False)
     conversation.reset_turns()
     conversation.answer_turn("c", lambda _: False)

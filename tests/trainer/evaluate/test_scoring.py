@@ -241,7 +241,7 @@ def test_what_was_not_held_out_cannot_be_scored(
     shutil.copytree(checkpoint, adapter)
     (adapter / "run.json").unlink()
     for folder, message in (
-        (whole, f"{whole}: its run held nothing out"),
+        (whole, f"{whole}: its run has no held-out part"),
         (adapter, f"{adapter}: is not a checkpoint"),
         (checkpoint, f"{data}: is not the file that the run was trained on"),
     ):

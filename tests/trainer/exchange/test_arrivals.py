@@ -79,8 +79,8 @@ def test_the_run_waits_while_a_count_grows_and_then_names_who_got_stuck(run: Run
         run.pass_time(4)
     assert run.finish is not None
     assert run.finish.exit_code == 3
-    says = "rank 0, 1 did not join within 20 s; rank 1 on box got no further than reading a.jsonl: "
-    assert run.finish.reason.startswith(f"{says}96 of 900 rows: look at its log")
+    says = "rank 0, 1 did not join within 20 s; rank 1 on box stalled at reading a.jsonl: "
+    assert run.finish.reason.startswith(f"{says}96 of 900 rows: check its log")
     assert run.ended[7].reason == run.finish.reason
     assert run.ended[7].exit_code == 3
     assert not run.events, "one line is enough"
@@ -94,9 +94,7 @@ def test_a_reader_that_hangs_is_ended_while_the_run_waits_for_another(run: Run) 
         run.report(8, second, rank=0)
         run.pass_time(4)
     assert run.finish is None
-    reason = (
-        "no progress for 20 s: rank 1 on box got no further than reading a.jsonl: 5 of 900 rows"
-    )
+    reason = "no progress for 20 s: rank 1 on box stalled at reading a.jsonl: 5 of 900 rows"
     assert run.ended[7].reason.startswith(reason)
     assert run.ended[7].exit_code == 3
     assert [(event["event"], event["rank"]) for event in run.events] == [("refused", 1)]
@@ -134,11 +132,11 @@ def test_readers_are_few_and_one_a_rank(run: Run) -> None:
         run.report(link, 1, rank=link)
     run.connect(100)
     run.report(100, 1, rank=100)
-    assert run.closed == {100: f"{MAX_READERS} workers report what they read already"}
+    assert run.closed == {100: f"{MAX_READERS} workers already report what they read"}
     run.cluster.machine.remove_connection(0, "it closed", run.cluster.now)
     run.connect(101)
     run.report(101, 1, rank=3)
-    assert run.closed[101] == "rank 3 reports what it reads already"
+    assert run.closed[101] == "rank 3 already reports what it reads"
 
 
 def test_only_a_certificate_of_the_run_holds_a_connection_and_it_says_the_rank(run: Run) -> None:
@@ -153,7 +151,7 @@ def test_only_a_certificate_of_the_run_holds_a_connection_and_it_says_the_rank(r
         run.report(8, 2)
         run.pass_time(4)
     assert run.finish is not None
-    assert "rank 0 on box got no further" in run.finish.reason
+    assert "rank 0 on box stalled" in run.finish.reason
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_confusion_matrices_of_another_shape(
     )
     liar.send(result)
     cluster.deliver_up(liar)
-    assert cluster.named("lost")[0]["reason"] == "a confusion matrix that is not of 5 classes"
+    assert cluster.named("lost")[0]["reason"] == "expected a confusion matrix of 5 classes"
     cluster.run_to_end()
 
 
@@ -278,7 +278,7 @@ def test_rewards_of_a_task_without_pairs(problem: ExactProblem):
     )
     liar.send(result)
     cluster.deliver_up(liar)
-    assert cluster.named("lost")[0]["reason"] == "rewards of pairs, and the task has none"
+    assert cluster.named("lost")[0]["reason"] == "unexpected rewards of pairs"
     cluster.run_to_end()
 
 

@@ -247,7 +247,7 @@ def test_a_codec_that_changes_within_a_block() -> None:
 def test_a_lossy_block_in_a_flush_step() -> None:
     cluster = begun(LossyCluster(problem("int8", checkpoint__every=1), 3))
     cluster.deliver_down(cluster.workers[2])
-    assert lie(cluster, 2, scale(1)) == "int8 came in a flush step, bf16 is due"
+    assert lie(cluster, 2, scale(1)) == "int8 received in a flush step, expected bf16"
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -114,7 +114,7 @@ def test_a_step_that_is_not_done_in_time_is_left_out():
     assert cluster.finish is None
     cluster.pass_time(3 * TICK)
     assert cluster.end.exit_code == 0
-    said = "step 4 was not done in time and is left out"
+    said = "step 4 was not finished in time and is skipped"
     assert cluster.end.reason == f"stopped by SIGTERM; {said}"
     assert saved(cluster) == [(3, False)]
     cluster.run_to_end()

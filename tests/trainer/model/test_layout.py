@@ -193,7 +193,7 @@ def edited(folder: Path, target: Path, **settings: object) -> Path:
             {"model_type": "t5", "is_encoder_decoder": True},
             r"config\.json: t5 is an encoder with a decoder; what trains is a causal language",
         ),
-        ({"model_type": None}, r"config\.json: model_type must be a text, got None"),
+        ({"model_type": None}, r"config\.json: model_type must be a string, got None"),
         ({"hidden_size": 128}, r"has shape \[.*config\.json says"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer, got '64'"),
         ({"num_hidden_layers": 3}, r"model\.layers\.2\..* is missing"),

@@ -210,7 +210,7 @@ def test_a_card_smaller_than_its_teacher_reads_layers_for_each_forward(
     later = of(teacher_options(shape, seats, 1024), "bfloat16", "cuda")
     assert (later.fits, later.rate) == ("no", None)
     assert later.streamed.startswith("would score ")
-    assert later.streamed.endswith(f"layers read from {source}; it keeps all layers as yet")
+    assert later.streamed.endswith(f"layers read from {source}; it does not stream layers yet")
     able = replace(TEACHER_ENGINES["torch"], streams_frozen=True)
     monkeypatch.setattr(teachers, "TEACHER_ENGINES", {**TEACHER_ENGINES, "torch": able})
     options = teacher_options(shape, seats, 1024)

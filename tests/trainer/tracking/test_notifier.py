@@ -223,7 +223,7 @@ def test_a_command_that_fails_is_logged_and_in_the_last_status(
     recorder.emit({"event": "resumed", "step": 3, "path": "step-000003"})
     wait_for(lambda: notifier.failure is not None, "the first try")
     failure = "resumed: false: exit code 1"
-    assert f"notification failed: {failure}; it is tried again" in caplog.text
+    assert f"notification failed: {failure}; trying again" in caplog.text
     recorder.emit({"event": "verified"})
     assert read_status(tmp_path / "output" / STATUS_FILE)["notify_failure"] == failure
     retried.set()
@@ -248,7 +248,8 @@ def test_a_try_has_a_time_limit_with_all_that_it_started(tmp_path: Path) -> None
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # else the open waits for a writer
     event = {"event": "failed", "run_id": "run", "text": "t"}
     command = ["sh", "-c", f"sleep 1000 > {pipe} & sleep 1000"]
-    assert run_notify_command(command, event, time_limit=1.0, pauses=()) == "not done within 1 s"
+    failure = run_notify_command(command, event, time_limit=1.0, pauses=())
+    assert failure == "not finished within 1 s"
     os.set_blocking(reading, True)
     with os.fdopen(reading, "rb") as end:
         assert end.read() == b""  # there is no writer left, or this would wait

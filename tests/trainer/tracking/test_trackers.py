@@ -146,7 +146,8 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(
     tracker.close()
     assert stand.told == [1]
     assert [record.message for record in caplog.records] == [
-        "tracking wandb: the server says no; it gets nothing more (metrics.jsonl has everything)"
+        "tracking wandb: the server says no; it receives no more data (metrics.jsonl has "
+        "everything)"
     ]
 
 
@@ -169,7 +170,7 @@ def test_no_step_waits_for_a_tracker_that_hangs(caplog: pytest.LogCaptureFixture
     tracker.close(wait=0.05)
     let_go.set()
     assert caplog.text.count("is too slow") == 1
-    assert "not done within" in caplog.text
+    assert "not finished within" in caplog.text
 
 
 @pytest.mark.parametrize("name", list(TRACKERS))

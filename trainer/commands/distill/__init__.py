@@ -22,9 +22,9 @@ COMMANDS = {
     ),
     "trim-tokenizer": (
         f"{_HERE}.trim_tokenizer:trim_tokenizer",
-        "Remove from a tokenizer what a corpus does not need.",
+        "Remove the tokens that a corpus does not need.",
     ),
-    "inspect": (f"{_HERE}.inspect:inspect", "Show what a folder of logits holds."),
+    "inspect": (f"{_HERE}.inspect:inspect", "Show the contents of a folder of logits."),
     "verify": (f"{_HERE}.verify:verify", "Check every byte, and that each document occurs once."),
     "audit": (f"{_HERE}.audit:audit", "Score a part again and compare with what was stored."),
 }

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--engine",
     type=click.Choice([*TEACHER_ENGINES]),
-    help="What scores again; default: torch if the model fits the memory, else DIR's own engine.",
+    help="Engine that scores; default: torch if the model fits the memory, else DIR's own.",
 )
 @place_options("auto", "cuda", "cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -52,7 +52,7 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
     "--max-new-tokens",
     type=click.IntRange(1, MOST_NEW_TOKENS),
     default=512,
-    help="The most tokens of an answer; it may end before.",
+    help="Maximum number of tokens of an answer.",
 )
 @click.option(
     "--temperature",
@@ -72,7 +72,7 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
     "--stop",
     "stops",
     multiple=True,
-    help="A text that ends an answer, beside the model's own end; may be repeated.",
+    help="A text that ends an answer, besides the model's end token; may be repeated.",
 )
 @click.option("--seed", type=click.IntRange(0, MOST), default=0, help="Seed of the sampling.")
 @click.option(
@@ -82,9 +82,7 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
     default=64,
     help="Prompts per shard.",
 )
-@click.option(
-    "--batch", type=click.IntRange(min=1), default=16, help="Answers that are written together."
-)
+@click.option("--batch", type=click.IntRange(min=1), default=16, help="Answers generated at once.")
 @click.option(
     "--workers",
     "share",
@@ -105,9 +103,9 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
 @click.option(
     "--kv-layers",
     type=click.IntRange(min=1),
-    help="How many layers --kv-offload is for; default: as many as fit.",
+    help="Number of layers for --kv-offload; default: as many as fit.",
 )
-@click.option("--kv-even-if-slower", is_flag=True, help="Use --kv-offload also if it is slower.")
+@click.option("--kv-even-if-slower", is_flag=True, help="Use --kv-offload even if it is slower.")
 def generate(
     samples: int,
     temperature: float,

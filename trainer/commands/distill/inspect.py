@@ -89,7 +89,7 @@ def _report(
         "full": "every token",
     }[scheme.kind]
     if scheme.removed_tokens == "first-piece":
-        kept += ", removed tokens as their first piece"
+        kept += ", removed tokens as their first token"
     lines = [
         f"{teacher.name} ({computed}): {kept} at temperature {scheme.temperature:g}, "
         f"{description.values}",
@@ -144,5 +144,5 @@ def _teacher_line(status: TeacherStatus) -> str:
     if heartbeat.reason:
         line += f": {heartbeat.reason}"
     if heartbeat.state in ("running", "waiting") and status.silent > 0:
-        line += ", no beat just now"
+        line += ", no recent heartbeat"
     return line

@@ -48,7 +48,7 @@ _SETTINGS = {
     "--tokenizer", type=click.Path(), metavar="DIR", help="The tokenizer folder of a new model."
 )
 @click.option("--alpha", type=Number(), help="Weight of the divergence; 0 is only cross-entropy.")
-@click.option("--temperature", type=Number(), help="For teacher and student in the divergence.")
+@click.option("--temperature", type=Number(), help="Temperature of both in the divergence.")
 @click.option(
     "--divergence",
     type=click.Choice(["forward", "reverse", "jsd"]),

@@ -45,7 +45,7 @@ class Share(click.ParamType):
         if not (
             slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)
         ):
-            self.fail(f"{value!r} is not one part of several, such as 1/2", param, ctx)
+            self.fail(f"{value!r} is not a part I/N, such as 1/2", param, ctx)
         return int(index), int(count)
 
 
@@ -68,7 +68,7 @@ class Share(click.ParamType):
     "--scheme",
     type=click.Choice(["topk", "sampled", "full"]),
     default="topk",
-    help="What is stored: the likeliest tokens and a sample, a sample, or all.",
+    help="Stored scores: the likeliest tokens and a sample, a sample, or all.",
 )
 @click.option(
     "--top-k",
@@ -141,7 +141,7 @@ class Share(click.ParamType):
 @click.option(
     "--with-student",
     is_flag=True,
-    help="With --until: end at once then, or 15 minutes after the student's last sign of life.",
+    help="With --until: end at once then, or 15 minutes after the student's last heartbeat.",
 )
 @click.option("--seed", type=click.IntRange(0, MOST), default=0, help="Seed of the sampling.")
 @place_options("auto", "cuda", "cpu")
@@ -150,7 +150,7 @@ class Share(click.ParamType):
     "--engine",
     type=click.Choice([*TEACHER_ENGINES]),
     default="torch",
-    help="What computes; on the CPU also openvino (int8) and gguf (a GGUF file as it is).",
+    help="Engine; on the CPU also openvino (int8) and gguf (a GGUF file as it is).",
 )
 def teacher(
     model: str,

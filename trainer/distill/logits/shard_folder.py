@@ -215,7 +215,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         with convert_read_errors(folder / self.file, StorageError):
             content = read_file(folder / self.file, _LARGEST)
         if blake3(content).hexdigest() != record.blake3:
-            raise StorageError(f"{folder / self.file}: its bytes are not those in the manifest")
+            raise StorageError(f"{folder / self.file}: it does not match the manifest")
         try:
             return self._decode_shard(self.plan_of(number), content)
         except ValueError as error:

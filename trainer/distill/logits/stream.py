@@ -127,7 +127,7 @@ class ShardStream:
                     continue  # its share is gone, or another student moved it to quarantine
                 aside = self._folder.quarantine_shard(number, str(error))
                 if aside is not None:
-                    self._on_damage(f"{error}; moved to {aside} and asked for again")
+                    self._on_damage(f"{error}; moved to {aside} and requested again")
                 if not patient and not self._folder.is_there(number):
                     return None
 

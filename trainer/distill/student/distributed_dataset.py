@@ -89,7 +89,7 @@ def logits_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
     if config.distillation is None:
         if has_logits(path):
             raise InputError(
-                f"{path}: holds a teacher's logits; say how to learn from them, such as"
+                f"{path}: holds a teacher's logits; set how to learn from them, such as"
                 " --set distillation.alpha=0.7"
             )
         return None

@@ -107,8 +107,8 @@ def await_description(
         if watch.seconds_of_silence() >= timeout:
             if lost := watch.describe_lost():
                 raise UnreachableError(
-                    f"{folder.path}: no teacher described what it writes here ({lost}); mend that"
-                    " and start it again"
+                    f"{folder.path}: no teacher has described its logits here ({lost}); fix that "
+                    "and start it again"
                 )
             raise UnreachableError(
                 f"{folder.path}: no teacher has started here within {timeout:g} s; start `trainer "

@@ -160,7 +160,7 @@ class OnPolicy:
                 return there.read_shard(number)
             except StorageError as error:
                 there.quarantine_shard(number, str(error))
-                tell("quarantined", f"{error}; written again")
+                tell("quarantined", f"{error}; generated again")
         began, plan = time.monotonic(), there.plan_of(number)
         places = [
             AnswerSlot(document, 0, self._prompt_of(document), document)
@@ -188,7 +188,7 @@ class OnPolicy:
                 if time.monotonic() - began >= self._timeout:
                     raise
                 if not reported:
-                    tell("waiting", f"{error}; it is tried again")
+                    tell("waiting", f"{error}; trying again")
                 reported = True
             self._look_at_stop()
             time.sleep(_POLL)

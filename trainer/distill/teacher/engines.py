@@ -113,6 +113,6 @@ def describe_quantization(name: str, model_dir: Path) -> str:
         return known
     if not is_converted(model_dir):
         raise InputError(
-            f"--engine {name}: {model_dir} is no GGUF file; give one, or use --engine torch"
+            f"--engine {name}: {model_dir} is not a GGUF file; give one, or use --engine torch"
         )
     return stored_types(model_dir)

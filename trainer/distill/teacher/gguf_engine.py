@@ -157,7 +157,7 @@ def open_gguf(model_dir: Path, compute: Compute) -> GgufEngine:
     check_teacher_backend("gguf", compute.backend, compute.gpu)
     source = find_source(model_dir)
     if source is None:
-        raise InputError(f"--engine gguf: {model_dir} is no GGUF file; give one, or another engine")
+        raise InputError(f"--engine gguf: {model_dir} is not a GGUF file; use another engine")
     source.check_unchanged()
     need = needed_memory(read_architecture(model_dir))
     free = free_memory(psutil.virtual_memory().available)

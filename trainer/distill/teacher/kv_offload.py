@@ -85,7 +85,7 @@ def open_store(
     if there > here and not wanted.even_if_slower:
         raise InputError(
             f"{where}: {device.adapter.name} is refused because it is slower: {figures}; leave it"
-            " out, or insist with --kv-even-if-slower"
+            " out, or force it with --kv-even-if-slower"
         )
     log.info("%s: keys and values of %d of %d layers; %s", where, count, len(layers), figures)
     return store

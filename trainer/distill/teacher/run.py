@@ -151,7 +151,7 @@ class ShardRun(Generic[Items]):
         for part, lease in self._parts.take_abandoned(self._name):
             held.append(lease)
             more = self._shards[part - 1 :: self._parts.count]
-            log.info("part %d of %d is taken over: its process is gone", part, self._parts.count)
+            log.info("took over part %d of %d: its process has ended", part, self._parts.count)
             self._share.extend(more)
             for plan in more:
                 if self._is_there(plan):
@@ -316,7 +316,7 @@ class TeacherRun(ShardRun[Window]):
         else:
             if there == rounds_description(own, there.corpus.digest):
                 return plans
-            reason = f"{rounds.path}: wants scores of another teacher or scheme than this one's"
+            reason = f"{rounds.path}: requests scores of another teacher or scheme than this one"
         if rounds.path not in self._strange:
             log.warning("%s; its answers are not scored", reason)
             self._strange.add(rounds.path)

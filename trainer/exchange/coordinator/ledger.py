@@ -85,7 +85,7 @@ class Ledger:
     def replace_shard(self, shard_id: int, replacements: Sequence[Shard]) -> None:
         """Replace a shard by others in every column where its contribution is missing."""
         entry = self._entries[shard_id]
-        assert not entry.children, f"shard {shard_id} is reassigned already"
+        assert not entry.children, f"shard {shard_id} is already reassigned"
         children = [_Entry(shard, entry) for shard in sorted(replacements, key=lambda s: s.start)]
         assert _are_contiguous(children)
         assert children[0].shard.start == entry.shard.start

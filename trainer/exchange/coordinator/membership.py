@@ -361,7 +361,7 @@ class Coordinator:
     def _begin_finish(self) -> None:
         if self._is_stepping:  # only a stop ends before the last step
             step = self.training.state.step + 1
-            self._stop_reason += f"; step {step} was not done in time and is left out"
+            self._stop_reason += f"; step {step} was not finished in time and is skipped"
         self.phase = "finishing"
         self.training.task = None
         self.training.save_checkpoint()

@@ -83,9 +83,9 @@ class PendingConnections:
         if before is None:
             others = [other.reading for other in self._arrivals.values() if other.reading]
             if len(others) >= MAX_READERS:
-                raise ProtocolError(f"{MAX_READERS} workers report what they read already")
+                raise ProtocolError(f"{MAX_READERS} workers already report what they read")
             if reading.rank is not None and any(o.rank == reading.rank for o in others):
-                raise ProtocolError(f"rank {reading.rank} reports what it reads already")
+                raise ProtocolError(f"rank {reading.rank} already reports what it reads")
             # A first report proves nothing: one that hangs might connect again and again.
             arrival.moved = now
         elif reading.count > before.count:

@@ -78,13 +78,13 @@ class Task:
         """Check that a gradient frame of a shard's worker is expected.
 
         Raises:
-            ProtocolError: it is of another step, block or weight, or the block is here already.
+            ProtocolError: it is of another step, block or weight, or the block has already arrived.
         """
         if self.sums is None or frame.step != self.step or frame.rank != shard.rank:
-            raise ProtocolError(f"a gradient of step {frame.step}, which is not under way")
+            raise ProtocolError(f"a gradient of step {frame.step}, which is not in progress")
         self.sums.check_block(frame)
         if not self.ledger.needs_contribution(shard.id, frame.block):
-            raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
+            raise ProtocolError(f"block {frame.block} of shard {shard.id} has already arrived")
         if frame.weight != self.weights.setdefault(shard.id, frame.weight):
             raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
 

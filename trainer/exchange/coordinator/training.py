@@ -124,7 +124,7 @@ class Training:
         """
         task, shard = self._find_assignment(member, result.shard)
         if task.ledger.find_missing(shard.id) != (task.result_column,):
-            raise ProtocolError(f"a result of shard {shard.id} out of turn")
+            raise ProtocolError(f"unexpected result of shard {shard.id}")
         if result.weight != task.weights.setdefault(shard.id, result.weight):
             raise ProtocolError(f"shard {shard.id}: result and gradients differ in weight")
         if task.kind == "evaluate":
@@ -215,7 +215,7 @@ class Training:
             if member.rank in unproved
         ]
         if self.task is not None and now > self.task.deadline:
-            reason = "its shard was not done within the step's deadline"
+            reason = "its shard missed the step's deadline"
             open_shards, ready = self.task.ledger.list_open, self._membership.list_ready()
             if slow := [(member, reason) for member in ready if open_shards(member.rank)]:
                 self.assigner.durations.double_limit()
@@ -239,7 +239,7 @@ class Training:
     def _find_assignment(self, member: Member, shard_id: int) -> tuple[Task, Shard]:
         shard = self.task.ledger.find_shard(shard_id) if self.task else None
         if self.task is None or shard is None or shard.rank != member.rank:
-            raise ProtocolError(f"shard {shard_id} is not with rank {member.rank} now")
+            raise ProtocolError(f"shard {shard_id} is not assigned to rank {member.rank}")
         return self.task, shard
 
     def _open_next_task(self, step: int, now: float) -> None:

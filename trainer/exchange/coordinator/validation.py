@@ -46,11 +46,11 @@ class Validation:
         else:
             fits = len(table) == classes and all(len(row) == classes for row in table)
         if not fits:
-            raise ProtocolError(f"a confusion matrix that is not of {classes} classes")
+            raise ProtocolError(f"expected a confusion matrix of {classes} classes")
         if result.rewards is not None and not self._compares:
-            raise ProtocolError("rewards of pairs, and the task has none")
+            raise ProtocolError("unexpected rewards of pairs")
         if result.figures and not self._measures:
-            raise ProtocolError("figures of a script, and the task is none")
+            raise ProtocolError("unexpected figures of a script")
 
     def finish_task(self, task: Task) -> dict[str, Any]:
         """Store and return the scores of a complete task."""

@@ -57,7 +57,7 @@ class WeightAudit:
         """
         at = report.step + 1
         if at > self._requests[-1].at:
-            raise ProtocolError(f"a report on the weights after step {at}, which was not asked for")
+            raise ProtocolError(f"a report on the weights after step {at}, which was not requested")
         request = next((q for q in self._requests if q.at == at and q.digest), None)
         if request is None:
             return

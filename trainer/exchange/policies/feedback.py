@@ -48,7 +48,7 @@ class ErrorFeedback(SenderCodec):
             return self._plain
         codec = super().find_codec(number)
         if flush:
-            raise ProtocolError(f"{codec.name} came in a flush step, bf16 is due")
+            raise ProtocolError(f"{codec.name} received in a flush step, expected bf16")
         return codec
 
     def compute_largest_sizes(self) -> tuple[int, ...]:

@@ -109,7 +109,7 @@ class SenderCodec:
         """
         del flush
         if number != self.codec.id:
-            raise ProtocolError(f"codec {number} came, {self.codec.name} was agreed")
+            raise ProtocolError(f"received codec {number}, expected {self.codec.name}")
         return self.codec
 
     def encode(

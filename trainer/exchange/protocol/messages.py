@@ -254,8 +254,8 @@ class ReadProgress(BaseModel):
     def describe_stop(self, name: str) -> str:
         """Return that a process, which did not get further than this, has to be looked at."""
         return (
-            f"{name} on {self.host} got no further than {self.description}: look at its log, and at"
-            " the disk, pipe or network folder that it reads"
+            f"{name} on {self.host} stalled at {self.description}: check its log, and the disk, "
+            "pipe or network folder that it reads"
         )
 
 

@@ -172,7 +172,7 @@ def _check_length(codec: Int8 | Int4, encoded: Bytes, elements: int) -> None:
     """
     due = codec.encoded_size(elements)
     if encoded.size != due:
-        raise ProtocolError(f"{codec.name}: a block of {encoded.size} bytes came, {due} are due")
+        raise ProtocolError(f"{codec.name}: block of {encoded.size} bytes, expected {due}")
 
 
 def _count_groups(elements: int, group: int) -> int:

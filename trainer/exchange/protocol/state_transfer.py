@@ -118,7 +118,7 @@ class StateAssembly:
         end = frame.offset + len(frame.payload)
         in_turn = frame.block == self._block < self._due and frame.offset == self._filled
         if not in_turn or frame.step != self._step or end > self._size:
-            raise ProtocolError(f"state {frame.block}: bytes {frame.offset}..{end} out of turn")
+            raise ProtocolError(f"state {frame.block}: bytes {frame.offset}..{end} out of order")
         if not self._shared:
             self._bytes[frame.block][frame.offset : end] = np.frombuffer(frame.payload, np.uint8)
         self._digest.add_frame(frame)

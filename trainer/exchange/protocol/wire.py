@@ -198,10 +198,10 @@ class FrameDecoder:
         self._fields = _HEADER.unpack_from(self._header)
         magic, version, kind, _, flags, *_, length = self._fields
         if magic != MAGIC:
-            raise ProtocolError("the peer does not speak Motley's protocol (bad magic)")
+            raise ProtocolError("the peer does not use Motley's protocol (bad magic)")
         if version != PROTOCOL_VERSION:
             raise IncompatibleError(
-                f"the peer speaks protocol version {version}, this side {PROTOCOL_VERSION}: "
+                f"the peer uses protocol version {version}, this side {PROTOCOL_VERSION}: "
                 "install the same Motley on every host"
             )
         message_type = _TYPES.get(kind)
@@ -247,7 +247,7 @@ class FrameDecoder:
             )
         if sequence != self._sequence:
             raise ProtocolError(
-                f"{message_type.name}: frame {sequence} came, {self._sequence} was due"
+                f"{message_type.name}: received frame {sequence}, expected {self._sequence}"
             )
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         if flags:

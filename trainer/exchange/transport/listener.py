@@ -158,7 +158,7 @@ class Listener:
                 self._begin_handshake(connection, host)
             else:
                 connection.close()
-                self._report_refusal(host, "closed at once, too many that have not joined")
+                self._report_refusal(host, "closed at once: too many connections have not joined")
 
     def _pause_accepting(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -67,7 +67,7 @@ class ReadingThread(ABC):
             self._loop.run_until_complete(self._report_until_read())
         except Exception as error:  # the others wait without it, if they wait long enough
             defect = not isinstance(error, TrainerError)
-            log.warning("no longer reports what it reads: %s", error, exc_info=defect)
+            log.warning("reading progress is no longer reported: %s", error, exc_info=defect)
         finally:
             self._loop.close()
 

@@ -148,7 +148,7 @@ class GradientServer:
         try:
             self._perform_actions(self._coordinator.fail(reason))
         except Exception:
-            log.exception("no last checkpoint could be saved")
+            log.exception("the final checkpoint could not be saved")
         if not self._finished.done():
             self._finished.set_result(Finish(1, reason))
 

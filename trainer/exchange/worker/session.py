@@ -209,7 +209,7 @@ class Session:
     def _add_state(self, frame: Frame) -> tuple[list[Event], list[Frame]]:
         assert self.accepted is not None
         if self._state is None:
-            raise ProtocolError("a state came that was not due")
+            raise ProtocolError("unexpected state")
         state = self._state.add_frame(frame)
         if state is None:
             return [], []
@@ -264,7 +264,7 @@ class Session:
     def _take_gradient(self, commit: StepCommit) -> Float32:
         due, here = (len(self._layout.blocks), len(self._wire.blocks)), len(self._averaged)
         if here not in due or max(self._averaged) >= here:
-            raise ProtocolError(f"step {commit.step} was committed before all averages were here")
+            raise ProtocolError(f"step {commit.step} was committed before all averages had arrived")
         # A worker without a share can be a step ahead of its loop: each step has its own array.
         gradient, self._gradient = self._gradient, None
         assert gradient is not None

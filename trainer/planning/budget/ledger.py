@@ -155,7 +155,7 @@ class SpendLedger:
             try:
                 written = os.write(descriptor, data)
                 if written < len(data):
-                    raise OSError(None, "the disk wrote half a line")
+                    raise OSError(None, "the disk wrote only part of a line")
                 os.fdatasync(descriptor)
             except OSError:
                 with contextlib.suppress(OSError):

@@ -48,7 +48,7 @@ def check_sum(
     if not math.isfinite(total + parts) or (counts and (is_sum or (loosely and not is_mean))):
         return
     raise ScriptFaultError(
-        f"{'is a mean' if is_mean else 'is no sum over the samples'}: four samples have"
+        f"{'is a mean' if is_mean else 'is not a sum over the samples'}: four samples have"
         f" {total:.6g} / {both[1]} together, {first[0]:.6g} / {first[1]} and {second[0]:.6g} /"
         f" {second[1]} in halves; return the sum, and what belongs together as one sample"
     )
@@ -86,8 +86,8 @@ def refuse_draws(model: nn.Module) -> None:
         if module.training and getattr(module, "p", 0) and "Dropout" in type(module).__name__
     )
     raise ScriptFaultError(
-        f"{next(names, 'loss or dataset')} draws random numbers, which would depend on how a step"
-        " is shared; set its probability to 0 or the model to eval(), and draw what data needs"
+        f"{next(names, 'loss or dataset')} draws random numbers, which would depend on how a step "
+        "is divided; set its probability to 0 or the model to eval(), and draw what data needs"
         " from the sample's index"
     )
 

@@ -96,7 +96,7 @@ def run_for_start(
         if code := ended.returncode:
             lines = ended.stderr.decode(errors="replace").strip().splitlines()
             kind = UnreachableError if code == UnreachableError.exit_code else InputError
-            raise kind(lines[-1] if lines else f"{script.path}: its process ended with {code}")
+            raise kind(lines[-1] if lines else f"{script.path}: its process exited with {code}")
         path = Path(folder) / MODEL_FILE
         headers = read_file_headers(path)
         facts = validate_json(ScriptFacts, read_metadata(path)[_ENTRY].encode(), str(path))

@@ -163,8 +163,8 @@ def _split_tensors(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], str]:
         elif parameter.dtype != torch.float32 or not parameter.numel():
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ScriptFaultError(
-                f"parameter {name} is {kind} {list(parameter.shape)}: what is trained is float32"
-                " and not empty; convert it, or set requires_grad to False"
+                f"parameter {name} is {kind} {list(parameter.shape)}: trained parameters must be "
+                "float32 and not empty; convert it, or set requires_grad to False"
             )
         else:
             trained[name] = tuple(parameter.shape)

@@ -72,7 +72,7 @@ def open_quantized(
         try:
             folder = write_new(Path(scratch) / name, files())
         except StorageError as error:
-            raise InputError(f"{model_dir}: no place for the quantised weights: {error}") from None
+            raise InputError(f"{model_dir}: cannot store the quantised weights: {error}") from None
         yield read_file_headers(folder / NF4_FILE)
 
 

@@ -210,7 +210,7 @@ def await_scores(
             ):
                 return
         if silence.observe(states) >= patience:
-            log.warning("%s: no eval runner is running, so none is waited for", output)
+            log.warning("%s: no eval runner is running; not waiting for scores", output)
             return
         time.sleep(_LOOK)
 

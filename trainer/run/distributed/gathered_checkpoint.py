@@ -97,7 +97,7 @@ class StreamedState:
 
     def give_up(self) -> None:
         """Let the writer fail: the rest does not come."""
-        self.put(OSError("the other ranks' parts did not come"))
+        self.put(OSError("the other ranks' parts did not arrive"))
 
     def iter_chunks(self, vector: Vector) -> Iterator[np.ndarray]:
         """Yield the tensors of the next vector."""

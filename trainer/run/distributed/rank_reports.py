@@ -91,7 +91,7 @@ def _await_members(store: Store, keys: list[str], rank: int, patience: float) ->
             missing = [number for number, key in enumerate(keys) if not store.check([key])]
             reason = (
                 f"rank {rank} waited {patience:.0f} s for {_name_ranks(missing)} of {len(keys)}:"
-                " start what is missing, and look at its log"
+                " start the missing ranks, and check their logs"
             )
             raise UnreachableError(end_reading_ranks(store, missing, reason))
         time.sleep(pause)

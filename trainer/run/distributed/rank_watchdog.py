@@ -213,7 +213,7 @@ class RankWatch:
             time.sleep(_INTERVAL)
         self._silent = silent
         return [
-            (f"no sign of life from {self.name_rank(rank)} (killed, stopped or cut off)", _GONE)
+            (f"no heartbeat from {self.name_rank(rank)} (killed, stopped or cut off)", _GONE)
             for rank in sorted(silent)
         ]
 

@@ -121,9 +121,9 @@ def end_reading_ranks(store: Store, missing: list[int], reason: str) -> str:
     reading = {rank: _reading_key(rank) for rank in missing if store.check([_reading_key(rank)])}
     for rank, key in reading.items():
         host, line = read_note(_Note, store.get(key), key)
-        reason += f"; rank {rank} on {host} got no further than {line}"
+        reason += f"; rank {rank} on {host} stalled at {line}"
     if reading:
-        reason += ": look at the disk, pipe or network folder that it reads"
+        reason += ": check the disk, pipe or network folder that it reads"
         store.set(GIVEN_UP, json.dumps(reason[:1000]))
         with suppress(RuntimeError):  # a stopped one does not answer; rank 0 may hold the store
             store.wait([f"{key}-ended" for key in reading.values()], timedelta(seconds=_LEAVES))

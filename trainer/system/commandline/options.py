@@ -28,6 +28,7 @@ def combine_options(*options: Callable[[Any], Any]) -> Callable[[Command], Comma
 notify_option = click.option(
     "--notify",
     metavar="COMMAND",
-    help="What gets the run's events; default: the one in ~/.config/motley/notify.yaml; '': none.",
+    help="Command that receives the run's events; default: that of "
+    "~/.config/motley/notify.yaml; '': none.",
 )
 """The operator's command for notifications; `config.notify_command` reads it."""

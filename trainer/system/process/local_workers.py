@@ -70,5 +70,5 @@ class LocalWorkers:
             if not should_restart(code) or self._stopping.wait(delay):
                 return
             environment[FALLBACK_VARIABLE] = "1"
-            log.warning("worker %d ended with %d, starting it again", index, code)
+            log.warning("worker %d exited with code %d, restarting it", index, code)
             delay = min(2 * delay, 30.0)

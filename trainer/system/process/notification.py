@@ -75,7 +75,7 @@ def _run_once(command: Sequence[str], event: Mapping[str, Any], time_limit: floa
     except subprocess.TimeoutExpired:
         signal_group(child.pid, signal.SIGKILL)
         child.wait()
-        return f"not done within {time_limit:g} s"
+        return f"not finished within {time_limit:g} s"
     return None if child.returncode == 0 else f"exit code {child.returncode}"
 
 

@@ -273,7 +273,7 @@ def verify_file(path: Path, record: FileRecord) -> None:
     with convert_read_errors(path, StorageError):
         digest = _hash_file(path)
     if digest != record.blake3:
-        raise StorageError(f"{path}: its bytes are not those in the manifest")
+        raise StorageError(f"{path}: it does not match the manifest")
 
 
 def make_record(path: Path) -> FileRecord:

@@ -62,7 +62,7 @@ class LineFile:
             written = os.write(self._descriptor, data)
             self._torn = written < len(data)
             if self._torn:
-                self._outage.note_failure("the disk wrote half a line")
+                self._outage.note_failure("the disk wrote only part of a line")
             else:
                 self._outage.note_success()
         except OSError as error:

@@ -168,7 +168,7 @@ class Background(Tracker):
         self._thread.join(wait)
         if self._thread.is_alive():
             self._report_once(
-                f"not done within {wait:.0f} s of the run's end; the rest is not in it"
+                f"not finished within {wait:.0f} s of the run's end; the rest is missing from it"
             )
 
     def _put_call(self, call: _Call | None) -> None:
@@ -178,7 +178,7 @@ class Background(Tracker):
             self._calls.put_nowait(call)
         except queue.Full:
             if not self._lost:
-                self._report_once("is too slow; it lacks some figures")
+                self._report_once("is too slow; some metrics are missing")
             self._lost = True
 
     def _run_calls(self) -> None:
@@ -187,7 +187,7 @@ class Background(Tracker):
             while (call := self._calls.get()) is not None:
                 call(tracker)
         except Exception as error:  # another program's: whatever it raises, the run goes on
-            self._report_once(f"{first_line(error)}; it gets nothing more")
+            self._report_once(f"{first_line(error)}; it receives no more data")
 
     def _report_once(self, what: str) -> None:
         log.warning("tracking %s: %s (metrics.jsonl has everything)", self._name, what)

@@ -103,7 +103,7 @@ class _WholeWrites:
 
     def write(self, data: bytes) -> None:
         if self._file.write(data) != len(data):
-            raise OSError("the disk wrote half a record")
+            raise OSError("the disk wrote only part of a record")
 
     def flush(self) -> None:
         """Nothing is buffered."""

@@ -68,7 +68,7 @@ def test_a_description_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "dataset.json").write_text(text)
     finding = check_logits(tmp_path)
     assert finding.status == "fail"
-    assert finding.detail == f"{tmp_path / 'dataset.json'}: does not describe shards"
+    assert finding.detail == f"{tmp_path / 'dataset.json'}: not a description of shards"
     assert logits_content(tmp_path, tmp_path) == {}
 
 

@@ -172,8 +172,8 @@ def test_the_ending_of_the_file_decides_on_the_format(
     assert written(capsys, "-o", "a.html").startswith("<!doctype html>")
     assert written(capsys, "-o", "a.MD").startswith("# ")
     for flags, problem in (
-        (("-o", "a.txt"), "a.txt: no report ends in .txt; those end in .html, .md"),
-        (("-o", "a.csv"), "a.csv: no report ends in .csv; those end in .html, .md"),
+        (("-o", "a.txt"), "a.txt: no report has the suffix .txt; use .html, .md"),
+        (("-o", "a.csv"), "a.csv: no report has the suffix .csv; use .html, .md"),
         (("-o", "b.md", "--format", "html"), "b.md: --format html ends in .html, not in .md"),
     ):
         assert run(["report", *flags]) == 2
@@ -226,4 +226,4 @@ def test_a_run_that_no_launcher_started_is_reported_from_its_output_folder(
     Path("out/status.json").write_text("{")
     capsys.readouterr()
     assert run(["report", "out", "-o", "again.html"]) == 2
-    assert "status.json: is no report of a run" in capsys.readouterr().err
+    assert "status.json: not a report of a run" in capsys.readouterr().err

@@ -220,10 +220,10 @@ def test_what_cannot_be_served_is_one_line(
         assert "give another --bind or --port" in capsys.readouterr().err
     assert run(["dashboard", "--bind", "999.1.1.1", "--port", "0"]) == 2
     assert capsys.readouterr().err == (
-        "launch: --bind 999.1.1.1: is no address; give one such as 127.0.0.1\n"
+        "launch: --bind 999.1.1.1: not an IP address, such as 127.0.0.1\n"
     )
     assert run(["dashboard", "--bind", "127.0.0.1:8642"]) == 2
-    assert "--bind 127.0.0.1:8642: is no address; give one such" in capsys.readouterr().err
+    assert "--bind 127.0.0.1:8642: not an IP address, such" in capsys.readouterr().err
     assert run(["dashboard", str(tmp_path)]) == 2
     assert "has no status.json; give an output folder of `trainer`" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)

@@ -125,4 +125,4 @@ def test_inspect_knows_a_living_teacher_from_a_silent_one(tmp_path, monkeypatch)
     ):
         text = call(inspect, tmp_path).output
     assert "lives: running, 0 of 0 shards\n" in text
-    assert "hangs: running, 0 of 0 shards, no beat just now\n" in text
+    assert "hangs: running, 0 of 0 shards, no recent heartbeat\n" in text

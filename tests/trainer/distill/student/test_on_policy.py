@@ -332,7 +332,7 @@ def test_a_full_disk_under_its_answers_is_waited_for(
         assert not failures
         assert run.steps("step") == list(range(1, 9))
         told = [event["reason"] for event in run.events("waiting")]
-        assert "answers: not written: no space; it is tried again" in told
+        assert "answers: not written: no space; trying again" in told
         failures += [StorageError("answers: not written: no space")] * 1000
         lost = course(tmp_path / "lost", student, tmp_path / "logits")
         with pytest.raises(StorageError, match="no space"):

@@ -170,7 +170,7 @@ def test_a_damaged_shard_is_an_error_of_the_storage(
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
-    with pytest.raises(StorageError, match="its bytes are not those in the manifest"):
+    with pytest.raises(StorageError, match="it does not match the manifest"):
         audit_windows(LogitsFolder(copy), load(scored["topk"]), fraction=1)
 
 

@@ -177,7 +177,7 @@ def assigned(file: Path, corpus: Path, folder: Path) -> str:
 
 
 def test_a_model_that_is_no_gguf_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--engine gguf: .*/model is no GGUF file; give one"):
+    with pytest.raises(InputError, match=r"--engine gguf: .*/model is not a GGUF file; give one"):
         assign_request(wish(*files, tmp_path / "logits", engine="gguf"))
 
 

@@ -169,7 +169,7 @@ def test_the_command_refuses_a_slower_device_unless_told_otherwise(
     refused = run("refused", *there)
     assert isinstance(refused.exception, InputError), refused.output
     assert "is refused because it is slower: a layer's attention takes " in str(refused.exception)
-    assert "insist with --kv-even-if-slower" in str(refused.exception)
+    assert "force it with --kv-even-if-slower" in str(refused.exception)
     assert not (tmp_path / "refused" / "shard-00000").exists()
 
     assert run("plain").exit_code == 0

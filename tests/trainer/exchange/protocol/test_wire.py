@@ -177,7 +177,7 @@ def test_garbage_is_refused(garbage: bytes):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"magic": b"HTTP"}, "does not speak Motley's protocol"),
+        ({"magic": b"HTTP"}, "does not use Motley's protocol"),
         ({"version": 2}, "version 2, this side 10: install the same Motley"),
         ({"type": 0}, "unknown message type 0"),
         ({"type": 200}, "unknown message type 200"),

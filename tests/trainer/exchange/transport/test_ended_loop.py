@@ -103,4 +103,4 @@ def test_a_reporter_that_was_refused_ends_in_silence(caplog: pytest.LogCaptureFi
 
     assert serve_with(server, read) == CODE
     assert ended == [True]
-    assert "no longer reports" not in caplog.text
+    assert "no longer reported" not in caplog.text

@@ -94,7 +94,7 @@ def test_one_address_cannot_crowd_another_out(clients: list[socket.socket]) -> N
 
     events = with_door(use)
     assert len(events) <= 3 * LINES
-    reason = "127.0.0.1: closed at once, too many that have not joined"
+    reason = "127.0.0.1: closed at once: too many connections have not joined"
     assert events[0] == {"event": "refused", "reason": reason}
 
 

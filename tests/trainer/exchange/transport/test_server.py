@@ -77,7 +77,7 @@ def test_a_state_that_is_neither_is_not_saved(
     code, keeper = serve(machine)
     assert code == 1
     assert keeper.saved == []
-    assert "no last checkpoint could be saved" in caplog.text
+    assert "the final checkpoint could not be saved" in caplog.text
     assert "broke off in the middle" in caplog.text
 
 

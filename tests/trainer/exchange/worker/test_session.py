@@ -121,16 +121,16 @@ def test_a_state_in_another_order_or_too_much_of_it():
         *right, bad = wrong
         for frame in right:
             session.receive_frame(frame)
-        assert "out of turn" in refused(session, bad)
+        assert "out of order" in refused(session, bad)
     session = joined()
-    assert refused(session, frames[0]) == "a state came that was not due"
+    assert refused(session, frames[0]) == "unexpected state"
 
 
 def test_a_state_of_another_step():
     session = Session(join_request(1), PROBLEM.layout, "fp32")
     session.receive_frame(accepted(state_at(5), moments=False))
     frame = next(make_state_frames(state_at(6).take_snapshot(), GENERATION, moments=False))
-    assert "out of turn" in refused(session, frame)
+    assert "out of order" in refused(session, frame)
 
 
 def test_the_digest_is_there_before_the_last_frame_leaves():

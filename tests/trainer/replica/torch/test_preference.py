@@ -175,7 +175,7 @@ def test_an_answer_that_was_cut_away_teaches_nothing(tiny: Tiny) -> None:
     ("settings", "reason"),
     [
         ({"method": "full"}, "task dpo needs method lora"),
-        ({"lora__modules_to_save": ["lm_head"]}, "task dpo does not know lora.modules_to_save"),
+        ({"lora__modules_to_save": ["lm_head"]}, "task dpo does not support lora.modules_to_save"),
         ({"training__pack": True}, "training.pack needs task causal-lm"),
         ({"num_classes": 3}, "num_classes and class_names are only allowed when task is classify"),
         ({"training__label_smoothing": 0.1}, "training.label_smoothing and .* only allowed"),

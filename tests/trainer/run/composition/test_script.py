@@ -132,8 +132,8 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
     ("old", "new", "message"),
     [
         ('reduction="sum"', 'reduction="mean"', "loss: is a mean: four samples have"),
-        ("), len(samples)", "), 1", "loss: is no sum over the samples"),
-        ("y, reduction", "y - y.mean(), reduction", "loss: is no sum over the samples"),
+        ("), len(samples)", "), 1", "loss: is not a sum over the samples"),
+        ("y, reduction", "y - y.mean(), reduction", "loss: is not a sum over the samples"),
         ("return F.mse", "raise KeyError('x')\n    return F.mse", "train.py:17: loss: KeyError"),
         ("[:, 0], y", "[:, 5], y", "train.py:17: loss: IndexError"),
         ("), len(samples)", ").item(), 2", "loss: must return a tensor without dimensions"),

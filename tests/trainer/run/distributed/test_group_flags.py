@@ -12,7 +12,7 @@ from trainer.system.errors import InputError
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--gpus", "0,1"], "with --strategy a worker's hold one replica together"),
+        (["--gpus", "0,1"], "with --strategy the GPUs of a worker share one replica"),
         (["--gpus", "0", "--strategy", "ddp"], "needs two or more different devices"),
         (["--strategy", "ddp"], "not none"),
         (["--gpus", "1,1", "--strategy", "ddp"], "needs two or more different devices"),

@@ -130,7 +130,7 @@ def test_a_damaged_one_is_left_out_by_all_ranks(
     assert found[0]["other"] is None
     [rejected] = found[0]["rejected"]
     assert "shard-00002" in rejected
-    assert "not those in the manifest" in rejected
+    assert "does not match the manifest" in rejected
 
 
 def unwritable(model: str, output: str, settings: dict[str, Any]) -> list[str]:

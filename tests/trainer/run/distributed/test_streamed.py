@@ -86,6 +86,6 @@ def test_nothing_is_saved_if_a_rank_is_lost(open_store: Open, layout: GradientLa
         saving = writer.submit(store.save, stream, PROGRESS)
         stream.put(np.zeros(3, np.float32))
         stream.give_up()
-    with pytest.raises(StorageError, match="the other ranks' parts did not come"):
+    with pytest.raises(StorageError, match="the other ranks' parts did not arrive"):
         saving.result()
     assert not list(store.folder.glob("step-*"))

@@ -186,7 +186,7 @@ def parse_param_fields(code: str) -> Mapping[str, str]:
     types: dict[str, str] = {}
     for member in filter(None, map(str.strip, members)):  # the last comma is followed by none
         field = _FIELD.fullmatch(member)
-        assert field is not None, f"struct Params: {member!r} is no name and type"
+        assert field is not None, f"struct Params: {member!r} is not a name and a type"
         name, kind = field.groups()
         assert kind in _PACKERS, f"struct Params: {name} is {kind}, not {', '.join(_PACKERS)}"
         types[name] = kind

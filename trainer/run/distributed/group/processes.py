@@ -118,10 +118,10 @@ class Members:
         time.sleep(STALLED + 4 * _CAUSE_WINDOW)
         who = (
             self._name_absent()
-            or f"the group's processes on {socket.gethostname()} lost each other"
+            or f"the group's processes on {socket.gethostname()} lost their connections"
         )
         raise UnreachableError(
-            f"{who}: {first_line(error)}; the group ends, and its supervisor starts it again"
+            f"{who}: {first_line(error)}; the group exits, and its supervisor restarts it"
             + self.keep_record()
         )
 
@@ -224,7 +224,7 @@ class Members:
 
     def _find_cause(self) -> tuple[str, int]:
         """Return the line on the member that ended the group, and this process's exit code."""
-        again = "the group ends, and its supervisor starts it again"
+        again = "the group exits, and its supervisor restarts it"
         lost = UnreachableError.exit_code
         for member in self._members:
             if member.ended is not None and member.ended < 0:
@@ -253,7 +253,7 @@ class Members:
                 who = self._name_absent() or self.name_rank(member.rank)
                 return f"{who}: {member.error['error']}: {again}", lost
         member = next(member for member in self._members if member.ended is not None)
-        return f"{self.name_rank(member.rank)} ended with {member.ended}: {again}", lost
+        return f"{self.name_rank(member.rank)} exited with code {member.ended}: {again}", lost
 
 
 def _is_lost(member: _Member) -> bool:
