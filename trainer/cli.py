@@ -101,7 +101,7 @@ def main() -> None:
         message = " ".join(str(error).split()) or type(error).__name__  # torch's has several lines
         _end(
             f"this host has not enough memory ({message}); lower training.micro_batch_size or"
-            " data.max_seq_len, use method lora, or end other programs",
+            " data.max_seq_len, use method lora, or stop other programs",
             DoesNotFitError.exit_code,
         )
 

@@ -66,7 +66,7 @@ def own_run(registry: Registry, run_id: str, order: JobRequest) -> Outgoing:
         )
     if RunMonitor(run).observe().is_live:
         raise PreflightError(
-            f"run {run_id} is up; end it first: launch cluster down --run {run_id}"
+            f"run {run_id} is up; stop it first: launch cluster down --run {run_id}"
         )
     kept = config_of(registry, run_id, set(order.settings))[0]
     try:

@@ -152,7 +152,7 @@ class AgentLink:
     def _send_frame(self, frame: dict[str, Any], deadline: float) -> None:
         line = frames.encode_frame(frame)
         if not self._sending.acquire(timeout=max(0.0, deadline)):
-            raise UnreachableError(f"host {self._host}: it accepts no more requests")
+            raise UnreachableError(f"host {self._host}: it does not accept more requests")
         try:
             self.pipe.send(line)
         except OSError as error:
@@ -178,7 +178,7 @@ class AgentLink:
                         self._has_ended = True
                         return self._fail_link(f"its {self._startup_state} has ended: {words[-1]}")
                     reason = f": {words[-1]}" if words else ""
-                    return self._fail_link(f"connection lost, its agent has ended{reason}")
+                    return self._fail_link(f"connection lost, its agent exited{reason}")
                 self._silence.observe(object())
                 for line in splitter.feed(data):
                     self._take_line(line)

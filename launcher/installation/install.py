@@ -96,7 +96,7 @@ def _chosen_extras(
 def _refuse_if_used(installation: Installation, force: bool) -> None:
     if not force and (users := installation.find_users()):
         raise PreflightError(
-            f"{installation.root}: a run uses it; end it with launch cluster down, or --force",
+            f"{installation.root}: a run uses it; stop it with launch cluster down, or --force",
             users,
         )
 

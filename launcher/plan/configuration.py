@@ -215,7 +215,7 @@ def with_free_output(
         return config, []
     numbered = (f"{config.output}-{number}" for number in itertools.count(2))
     free = next(filter(is_free, numbered))
-    line = f"output: {free}, because {config.output} holds an earlier run"
+    line = f"output: {free}, because {config.output} contains an earlier run"
     return config.with_settings({"output": free}), [line]
 
 
@@ -233,7 +233,8 @@ def checkpoints_to_resume(
     folder = config.checkpoint.folder or str(PurePosixPath(config.output, "checkpoints"))
     if not any(name == "sharded" or name.startswith("step-") for name in names(folder)):
         raise ConfigError(
-            f"--resume {run_id}: {folder} holds no checkpoints on the coordinator's host; copy the"
+            f"--resume {run_id}: {folder} contains no checkpoints on the coordinator's host; copy "
+            "the"
             " run's output folder there, or leave out --resume for a new run"
         )
     return f"resuming {run_id} from {folder}"

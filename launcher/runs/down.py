@@ -49,7 +49,7 @@ class TeardownResult:
         if self.left:
             lines = list(self.left.values())
             raise PartialError(
-                f"run {self.run_id}: not ended on {', '.join(self.left)}: {lines[0]}; processes "
+                f"run {self.run_id}: not stopped on {', '.join(self.left)}: {lines[0]}; processes "
                 f"there continue; repeat when it answers: launch cluster down --run {self.run_id}",
                 lines[1:],
             )
@@ -119,7 +119,7 @@ def _kill_leftovers(run: Run, host: Host, connection: Connection) -> list[str]:
     while left := connection.ask(find_run, run.run_id):
         if time.monotonic() > until:
             names = ", ".join(connection.ask(describe_process, process) for process in left)
-            raise PartialError(f"cannot be ended: {names}")
+            raise PartialError(f"cannot be stopped: {names}")
         for process in left if time.monotonic() > patient_until else ():
             found.setdefault(process, connection.ask(describe_process, process))
             connection.ask(send_signal, process, signal.SIGKILL)

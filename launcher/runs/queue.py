@@ -225,7 +225,7 @@ class QueueRunner:
             return True
         self._report_once(
             f"{entry.id} skipped: it was queued on {entry.job.added_by};"
-            " launch queue run there runs it"
+            " run `launch queue run` there"
         )
         return False
 

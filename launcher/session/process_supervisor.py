@@ -172,7 +172,7 @@ class ProcessSupervisor:
             output = log.open("ab", buffering=0)
             log.chmod(0o600)
         except OSError as error:
-            self._message = f"{log.name} is not written: {error.strerror}"
+            self._message = f"{log.name} cannot be written: {error.strerror}"
             return Path(os.devnull).open("ab", buffering=0)
         return output
 

@@ -165,7 +165,7 @@ def refuse_updates(updates: Sequence[HostUpdate], quick: bool, force: bool) -> N
     used = [update for update in changing if update.used_by]
     if used and not force:
         raise PreflightError(
-            f"a run is up on {', '.join(u.host for u in used)}; end it with launch cluster down, "
+            f"a run is up on {', '.join(u.host for u in used)}; stop it with launch cluster down, "
             "or push with --force: the run keeps its version",
             [f"{update.host}: {line}" for update in used for line in update.used_by],
         )

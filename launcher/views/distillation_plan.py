@@ -117,7 +117,7 @@ def _too_large(options: Sequence[TeacherOption]) -> list[str]:
     return [
         f"No engine fits: the least is {least.format.name} on {least.place}, with"
         f" {format_gib(least.least)} GiB of {format_gib(least.room)} there{whole}",
-        "Give a host with more memory, or take a smaller teacher",
+        "Give a host with more memory, or use a smaller teacher",
     ]
 
 
@@ -130,8 +130,8 @@ def _student_lines(request: DistillationRequest, plan: DistillationPlan) -> list
     learning = plan.learning
     if not learning.fits:
         return [
-            f"{who} needs {format_gib(learning.memory.total)} GiB, {format_gib(learning.room)} are"
-            " there: take a smaller one"
+            f"{who} needs {format_gib(learning.memory.total)} GiB, {format_gib(learning.room)} "
+            "are available: use a smaller one"
         ]
     cost, scoring = plan.learning_cost, None
     if plan.pick is not None:

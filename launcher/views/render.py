@@ -318,7 +318,7 @@ def format_progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
         *describe_exchange(training),
         format_figure("validation accuracy", validation.get("accuracy"), ".3f"),
         format_figure("reward margin", validation.get("reward_margin"), ".3f"),
-        format_figure("pairs in order", validation.get("reward_accuracy"), ".1%"),
+        format_figure("reward accuracy", validation.get("reward_accuracy"), ".1%"),
         *(f"{name} {value:.4g}" for name, value in own.items()),
         f"invalid in its report: {invalid}" if invalid else "",
     )

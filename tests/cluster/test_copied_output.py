@@ -67,10 +67,10 @@ def test_a_copied_output_folder_resumes_by_its_config_and_id(
     shutil.rmtree(real.output / "checkpoints", ignore_errors=True)
     empty = real.launch(*resume[:-1], str(real.output), "--resume", RUN)
     assert empty.returncode == 2
-    assert f"--resume {RUN}: {real.output}/checkpoints holds no checkpoints" in empty.stderr
+    assert f"--resume {RUN}: {real.output}/checkpoints contains no checkpoints" in empty.stderr
     other = real.launch(*resume, "--resume", "another-run")
     assert other.returncode == 4
-    assert f"{copy} holds the checkpoints of run {RUN}" in other.stderr
+    assert f"{copy} contains the checkpoints of run {RUN}" in other.stderr
     odd = real.launch(*resume, "--resume", "../copy")
     assert (odd.returncode, odd.stderr) == (2, "launch: --resume ../copy: is not a run id\n")
     assert real.runs() == []

@@ -190,7 +190,7 @@ def test_what_rank_0_finds_in_the_output_folder_ends_all(hands: Hands) -> None:
     both = [hands.rank(number, "--max-steps", "2", "--run-id", "x") for number in range(2)]
     for process in both:
         assert process.wait() == 2, process.text
-        assert "holds the checkpoints of run run; give another -o" in process.text
+        assert "contains the checkpoints of run run; give another -o" in process.text
         assert "Traceback" not in process.text
 
 

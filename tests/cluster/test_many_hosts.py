@@ -206,7 +206,7 @@ def test_a_host_that_does_not_answer_costs_the_others_nothing(cluster: Cluster) 
     assert down.returncode == 5
     tree, _ = json.JSONDecoder().raw_decode(down.stdout)
     assert tree["runs"][0]["unstopped_hosts"] == {"attic": "host attic: connection refused"}
-    assert "not ended on attic: host attic: connection refused" in down.stderr
+    assert "not stopped on attic: host attic: connection refused" in down.stderr
     assert "repeat when it answers: launch cluster down --run" in down.stderr
     assert cluster.keys() == {"intel": 0, "lambda": 0, "attic": 1}
     cluster.become(attic="up")

@@ -99,7 +99,7 @@ def test_a_coordinator_whose_reading_hangs_is_named_and_given_up(
         assert worker.wait() == 3, worker.text
         assert coordinator.running, coordinator.text
     assert (
-        f"trainer: {cluster.address}: not let in for 5 s (the coordinator on"
+        f"trainer: {cluster.address}: not admitted for 5 s (the coordinator on"
         f" {os.uname().nodename} stalled at waiting for another process that fills"
         f" {cache.folder}: 0.0 MiB: check its log, and the disk, pipe or network folder"
     ) in worker.text

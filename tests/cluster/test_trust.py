@@ -186,8 +186,8 @@ def test_a_certificate_that_is_not_valid_yet_is_tried_until_the_deadline(
     worker = impatient.worker(0, "--tls", str(tls["worker"]), address=cluster.address)
     assert worker.wait() == 3
     # Its thread may log that the last attempt failed after the worker has said why it ends.
-    (line,) = [line for line in worker.text.splitlines() if "not let in for 8 s" in line]
-    clock = "the coordinator's clock" if early == "worker" else "the clock here"
+    (line,) = [line for line in worker.text.splitlines() if "not admitted for 8 s" in line]
+    clock = "the coordinator's clock" if early == "worker" else "the local clock"
     assert f"the {early}'s certificate is valid from " in line
     assert f"Z on, {clock} says " in line
     if early == "worker":

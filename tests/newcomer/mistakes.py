@@ -153,7 +153,7 @@ MISTAKES = (
     Mistake(
         "the model as output",
         TRAIN.format("text.jsonl").replace("out", "model"),
-        ("holds a model",),
+        ("contains a model",),
     ),
     *(
         Mistake(

@@ -39,7 +39,7 @@ def refused(home: Path, *words: object, role: str = "local") -> str:
 
 
 PROBLEMS = [
-    (None, "data: holds no data files, whose names end in one of"),
+    (None, "data: contains no data files, whose names end in one of"),
     ("input,label\nls,3\n", "data:2: 'label' must be from 0 to 2, got 3"),
     ('{"input": "ls", "label": 3}\n', "data:1: 'label' must be from 0 to 2, got 3"),
 ]
@@ -82,7 +82,7 @@ def test_a_pipe_that_several_processes_would_read(
     [
         (["adapter_config.json"], "model: is a LoRA adapter of base, not a model; merge it: "),
         (["config.json", "pytorch_model.bin"], "model: has its weights as .bin"),
-        (["small.gguf"], "small.gguf: damaged or cut GGUF file"),
+        (["small.gguf"], "small.gguf: damaged or truncated GGUF file"),
         (["config.json"], "weights must be in safetensors format"),
     ],
 )

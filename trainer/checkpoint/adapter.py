@@ -256,7 +256,7 @@ def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str
     if beside and not (path / TOKENIZER_FILE).is_file():
         lines.append(
             f"{path}: {' and '.join(beside)} are not used without a {TOKENIZER_FILE} beside them:"
-            " the base's tokenizer is taken; save the adapter's own there (save_pretrained)"
+            " the base's tokenizer is used; save the adapter's own there (save_pretrained)"
         )
     found = Adapter(path, base_dir, task, tree, headers, pairs, saved, tokens, experts, progress)
     return found, lines
@@ -293,7 +293,7 @@ def _compare_base(path: Path, base: str | None, named: Any, base_dir: Path) -> l
             f" its own base with --base (its name then: {named})"
         )
     if trained_on is None and base and Path(str(named)).name != Path(base).name:
-        return [f"{path}: names {named} as its base, {base} is taken; nothing proves them equal"]
+        return [f"{path}: names {named} as its base, {base} is used; they are not compared"]
     return []
 
 
@@ -383,15 +383,15 @@ def _locate_tensors(
             found.get("magnitude_vector"),
         )
     if not headers:
-        raise InputError(f"{file}: holds no tensor")
+        raise InputError(f"{file}: contains no tensor")
     wanted = tree.get("target_modules")
     for target in tree.get("target_parameters") or ():
         if not any(f".{name}".endswith(f".{target}") for name in experts):
-            raise InputError(f"{file}: holds no tensor for {target} of target_parameters")
+            raise InputError(f"{file}: contains no tensor for {target} of target_parameters")
     ends = {name.rpartition(".")[2] for name in pairs}
     for target in wanted if isinstance(wanted, list) else ():
         if isinstance(target, str) and target.rpartition(".")[2] not in ends:
-            raise InputError(f"{file}: holds no tensor for {target} of target_modules")
+            raise InputError(f"{file}: contains no tensor for {target} of target_modules")
     return pairs, experts, saved, tokens
 
 

@@ -98,7 +98,7 @@ def find_checkpoint(path: Path) -> Path:
                 verify_folder(candidate)
                 return candidate
     other = find_conversion(path) if path.is_dir() else None
-    raise InputError(f"{path}: {other or 'holds no intact checkpoint'}")
+    raise InputError(f"{path}: {other or 'contains no intact checkpoint'}")
 
 
 def read_progress(path: Path) -> RunProgress:

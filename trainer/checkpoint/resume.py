@@ -67,7 +67,7 @@ def checkpoint_folder(config: RunConfig) -> Path:
         return folder
     if usual.is_symlink() or usual.exists():
         raise InputError(
-            f"{usual}: holds other checkpoints than checkpoint.folder {folder}; give another -o"
+            f"{usual}: contains other checkpoints than checkpoint.folder {folder}; give another -o"
         )
     try:
         usual.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,8 @@ def continue_run(
         if owner:
             places = "-o" if config.checkpoint.folder is None else "checkpoint.folder and -o"
             raise InputError(
-                f"{store.folder}: holds the checkpoints of run {owner}; give another {places}, or "
+                f"{store.folder}: contains the checkpoints of run {owner}; give another {places}, "
+                "or "
                 f"--run-id {owner} to resume that run"
             )
         return None

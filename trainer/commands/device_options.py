@@ -27,7 +27,7 @@ def place_options(*backends: RequestedBackend) -> Callable[[Command], Command]:
             "backend",
             type=click.Choice(backends),
             default="auto",
-            help="A named backend is required; auto takes the first that works.",
+            help="A named backend is required; auto uses the first that works.",
         ),
         click.option(
             "--gpu",

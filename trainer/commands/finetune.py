@@ -113,7 +113,7 @@ _SETTINGS = {
     "--gpu-backend",
     type=click.Choice(["auto", "cuda", "wgpu", "cpu"]),
     default="auto",
-    help="A named backend is required; auto takes the first that works.",
+    help="A named backend is required; auto uses the first that works.",
 )
 @click.option("--threads", type=Threads(), help="CPU threads of one worker.")
 @click.option(

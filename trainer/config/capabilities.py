@@ -166,7 +166,7 @@ REFUSALS: tuple[Refusal, ...] = (
         Refusal(
             setting,
             ("ranks",),
-            "{name} {value}: --distributed has no coordinator that would follow it; leave it out",
+            "{name} {value}: needs a coordinator, which --distributed does not have; leave it out",
         )
         for setting in _COORDINATOR_SETTINGS
     ),
@@ -179,7 +179,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "distillation",
         ("ranks",),
         "distillation: --distributed trains on samples, not on a teacher's logits; leave it out,"
-        " or take a replica group with --strategy ddp",
+        " or use a replica group with --strategy ddp",
     ),
     *(
         Refusal(
@@ -200,7 +200,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "training.precision fp16",
         ("script",),
-        "training.precision fp16: a script's loss is not scaled; take bf16 or fp32",
+        "training.precision fp16: a script's loss is not scaled; use bf16 or fp32",
     ),
     Refusal(
         "task script",

@@ -399,7 +399,7 @@ PROGRAMS = (
             },
             refused=_SHARED_REFUSED
             | {
-                "chat_template": "is not taken: the model's own template is used",
+                "chat_template": "is ignored: the model's own template is used",
                 "load_in_8bit": "stores the base in 8 bits; set model.quantization to nf4 or none",
                 "plugins": "change the training; leave them out",
                 "reward_model": "trains a reward model, which Motley does not",
@@ -407,7 +407,7 @@ PROGRAMS = (
                 "special_tokens": "change the vocabulary; save the tokenizer with them",
                 "tokenizer_config": "is another tokenizer; put its files into the model's folder",
                 "tokens": "change the vocabulary; save the tokenizer and the model with them",
-                "unfrozen_parameters": "train a part of the model; take method lora or full",
+                "unfrozen_parameters": "train a part of the model; use method lora or full",
             },
         ),
         AXOLOTL_DEFAULTS,
@@ -433,13 +433,13 @@ PROGRAMS = (
             },
             refused=_SHARED_REFUSED
             | {
-                "freeze_trainable_layers": "trains a part of the model; take method lora or full",
+                "freeze_trainable_layers": "trains a part of the model; use method lora or full",
                 "mask_history": "learns the last answer alone; split the conversations",
                 "max_samples": "takes a part of the data; make a shorter file",
                 "pure_bf16": "keeps trained weights in 16 bits; they are fp32 here",
                 "rope_scaling": _ROPE,
                 "streaming": "reads data while it trains; give a file",
-                "template": "is not taken: the model's own chat template is used",
+                "template": "is ignored: the model's own chat template is used",
                 "use_galore": "is another optimizer than AdamW",
             },
         ),

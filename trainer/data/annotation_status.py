@@ -52,7 +52,7 @@ def check_accepted(tree: Mapping[str, Any]) -> None:
     for key, value in find_rejections(tree).items():
         raise BadLineError(
             f"'{key[:40]}' is {format_value(value)}: the line was not accepted, so it is not"
-            " learned; remove such lines, or the key if it says something else"
+            " learned; remove such lines, or the key if it means something else"
         )
 
 

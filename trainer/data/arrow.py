@@ -67,7 +67,7 @@ def _iter_row_groups(
         try:
             kept = _choose_dictionary_columns(stream, file.metadata.row_group(group), names, place)
         except ValueError as error:
-            raise InputError(f"{place}: is cut or damaged: {error}; copy it again") from None
+            raise InputError(f"{place}: is truncated or damaged: {error}; copy it again") from None
         if kept not in whole:
             whole[kept] = parquet.ParquetFile(
                 stream, read_dictionary=list(kept), buffer_size=PIECE, pre_buffer=False
@@ -128,7 +128,7 @@ def arrow_rows(
         else:
             stream.seek(-len(_END), 2)
             if stream.read() != _END:
-                raise InputError(f"{place}: is cut or damaged: it has no end mark; copy it again")
+                raise InputError(f"{place}: is truncated: it has no end mark; copy it again")
             _check_messages(stream, False, place)
             found = reader = pa.ipc.open_stream(stream)
         chosen = _choose_columns(pa, reader.schema, columns, place)
@@ -152,7 +152,7 @@ def _check_messages(stream: BinaryIO, is_file: bool, place: str) -> None:
     try:
         most = max(unpacked_sizes(stream, is_file), default=0)
     except ValueError as error:
-        raise InputError(f"{place}: is cut or damaged: {error}; copy it again") from None
+        raise InputError(f"{place}: is truncated or damaged: {error}; copy it again") from None
     if most > _BATCH:
         raise InputError(
             f"{place}: a batch unpacks to more than {_BATCH >> 20} MiB; write the file again with"
@@ -167,7 +167,7 @@ def _damage_named(pa: Any, place: str) -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         raise InputError(
-            f"{place}: is cut or damaged: {_error_line(error)}; copy it again"
+            f"{place}: is truncated or damaged: {_error_line(error)}; copy it again"
         ) from None
 
 

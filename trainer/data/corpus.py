@@ -77,4 +77,4 @@ def _check_output(output: Path) -> None:
         except StorageError:
             ours = {MANIFEST, *FILES}  # an earlier corpus with a damaged or edited file
     if not present <= ours or not ours <= {MANIFEST, *FILES}:
-        raise InputError(f"{output}: holds other files, choose an empty or a new folder")
+        raise InputError(f"{output}: contains other files; choose an empty or new folder")

@@ -196,7 +196,7 @@ class Encoder:
         learned = [message for message in sample.messages if message.target]
         if any(message.more.get("tool_calls") for message in learned) and not self._ends_calls:
             return (
-                "calls that no token ends in the chat template, so the model does not learn to stop"
+                "calls that the chat template does not end, so the model does not learn to stop"
                 " after them; write the tokenizer's end token there ({{ eos_token }})"
             )
         markup = self._special if self.template is None else self.template.own_markup

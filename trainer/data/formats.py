@@ -120,10 +120,10 @@ def _read_file(
         with open_file(file) as stream, _check_unchanged(file, stream):
             yield from _read_any(stream, str(path), path.name, columns, problems)
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeError) as error:
-        raise InputError(f"{path}: is cut or damaged: {error}; copy it again") from None
+        raise InputError(f"{path}: is truncated or damaged: {error}; copy it again") from None
     except OSError as error:
         if error.errno is None:  # of a decompressor
-            raise InputError(f"{path}: is cut or damaged: {error}; copy it again") from None
+            raise InputError(f"{path}: is truncated or damaged: {error}; copy it again") from None
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
@@ -319,7 +319,7 @@ def _make_seekable(stream: io.BufferedReader[Any], place: str) -> Iterator[Binar
         while piece := stream.read(1 << 20):
             if copy.tell() > room:
                 raise InputError(
-                    f"{place}: takes more than half of the room in {tempfile.gettempdir()} when"
+                    f"{place}: takes more than half of the space in {tempfile.gettempdir()} when"
                     " unpacked; unpack it yourself, or set TMPDIR"
                 )
             copy.write(piece)

@@ -99,7 +99,7 @@ def read_file(
         found = iter_samples(path, labels, unused, columns, prompts=prompts, pairs=pairs)
         samples = _read_all(path, (sample for _, sample in found), rows)
     if not samples:
-        raise InputError(f"{path}: holds no samples")
+        raise InputError(f"{path}: contains no samples")
     return SampleFile(path, samples, unused.report(), labels and labels.kind, unused.shapes)
 
 

@@ -55,7 +55,7 @@ def choose_files(place: str, names: list[str]) -> tuple[list[str], LeftOut]:
         known = " ".join(sorted(RECORDS | TEXTS))
         beside = left_out.get("documentation")
         but = f" but {beside[0]}" if beside else ""
-        raise InputError(f"{place}: holds no data files{but}, whose names end in one of {known}")
+        raise InputError(f"{place}: contains no data files{but}, whose names end in one of {known}")
     put_aside(left_out, "other files", set(found).difference(data))
     chosen = choose_split(place, data, left_out)
     if not records:
@@ -96,7 +96,8 @@ def only_split(place: str, splits: list[str]) -> str:
     """
     if len(splits) > 1:
         raise InputError(
-            f"{place}: holds the splits {', '.join(splits)} and none is called train; name one of"
+            f"{place}: contains the splits {', '.join(splits)} and none is called train; name one "
+            "of"
             " its files or folders"
         )
     return splits[0]

@@ -81,7 +81,7 @@ def choose_subset(place: str, subsets: dict[str, Subset], chosen: str | None) ->
     default = [each for each in subsets.values() if each.is_default or each.name == "default"]
     if not default:
         raise InputError(
-            f"{place}: holds the subsets {', '.join(subsets)}; choose one, such as"
+            f"{place}: contains the subsets {', '.join(subsets)}; choose one, such as"
             f" {place}/{next(iter(subsets))}"
         )
     return default[0]

@@ -80,7 +80,7 @@ def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:
             )
         if not encoder.ends_answers:
             lines.append(
-                "data: nothing ends an answer in the chat template, so the model does not learn to"
+                "data: the chat template does not end answers, so the model does not learn to"
                 " stop; write the tokenizer's end token after it ({{ eos_token }})"
             )
     lines += (

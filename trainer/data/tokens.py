@@ -102,7 +102,7 @@ class Dataset:
             # A device may not detect it.
             raise InputError(
                 f"{place}: the tokenizer makes token {largest} of it, the model"
-                f" has {known}; take the tokenizer that the model was trained with"
+                f" has {known}; use the tokenizer that the model was trained with"
             )
         input_ids.flags.writeable = False
         if sample.label is not None:

@@ -62,7 +62,7 @@ def read_problems(path: Path) -> list[Problem]:
         problems.append(Problem(prompt, test, name))
     bad.raise_if_any()
     if not problems:
-        raise InputError(f"{path}: holds no problems, expected one JSON object a line")
+        raise InputError(f"{path}: contains no problems, expected one JSON object per line")
     return problems
 
 

@@ -346,7 +346,7 @@ def find_family(config: Mapping[str, Any], where: str) -> Family:
         )
     if config.get("quantization_config") is not None:
         raise InputError(
-            f"{where}: the model is stored quantised; take the original weights and set"
+            f"{where}: the model is stored quantised; use the original weights and set"
             " model.quantization instead"
         )
     return family

@@ -22,7 +22,7 @@ def check_output(folder: Path) -> None:
         raise InputError(f"output {folder}: is the root of this machine's files; give a folder")
     for name in ("config.json", "adapter_config.json"):
         if (folder / name).is_file():
-            raise InputError(f"output {folder}: holds a model ({name}); give a folder of its own")
+            raise InputError(f"output {folder}: contains a model ({name}); give another folder")
     refuse_links(path for path in folder.glob("*") if path.name != FOLDER)
 
 

@@ -27,13 +27,13 @@ def check_shards(model_dir: Path, config: RunConfig) -> None:
     if reason := explain_transformers_only(read_config(model_dir), config.data.max_seq_len):
         if parallel.tensor > 1 or parallel.pipeline.stages > 1:
             raise InputError(
-                f"{model_dir}: {reason}, which tensor parallelism and pipelines do not divide; take"
-                " parallel.data ddp or fsdp alone"
+                f"{model_dir}: {reason}, which tensor parallelism and pipelines do not divide; "
+                "use parallel.data ddp or fsdp alone"
             )
         if any(slot.parameter for slot in build_layout(model_dir, config).iter_tensors()):
             raise InputError(
-                f"{model_dir}: experts that are stored one by one are not trained in full by equal"
-                " processes; take method lora, or a run with a coordinator"
+                f"{model_dir}: experts that are stored one by one are not trained in full by "
+                "equal processes; use method lora, or a run with a coordinator"
             )
         return
     ranks, model = parallel.tensor, read_architecture(model_dir)

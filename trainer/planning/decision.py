@@ -109,7 +109,7 @@ def _suggest_remedy(options: Sequence[StrategyOption]) -> str:
     if least.training.method == "full":
         ways.insert(1, "method lora or qlora")
     need = f"{format_gib(least.memory.total)} of {format_gib(least.room)} GiB"
-    return f"{least.title} needs least, {need}: take {', or '.join(ways)}."
+    return f"{least.title} needs least, {need}: use {', or '.join(ways)}."
 
 
 def _compare_options(second: StrategyOption, chosen: StrategyOption) -> str:

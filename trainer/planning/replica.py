@@ -327,7 +327,7 @@ def check_script_fits(
         raise DoesNotFitError(
             f"{device}: {layout.size:,} trainable parameters need {format_gib(needed)} GiB"
             f" for gradients and state, besides activations; {format_gib(available)} are free;"
-            " train fewer (requires_grad_(False)) or end other programs"
+            " train fewer (requires_grad_(False)) or stop other programs"
         )
 
 

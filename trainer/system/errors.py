@@ -32,7 +32,7 @@ EXIT_CODES = {
         "two saves in a row or the last one failed, or checkpoints are gone (disk, shared folder)",
         True,
     ),
-    7: ExitCode("a GPU failed or was lost; the next attempt takes a backend that works", True),
+    7: ExitCode("a GPU failed or was lost; the next attempt uses a backend that works", True),
     8: ExitCode(
         "all is done and saved, but not every worker proved the final state; the next attempt does",
         True,

@@ -49,7 +49,7 @@ _WORDS: dict[NotifyEvent, str] = {
     "stalled": "makes no progress",
     "recovered": "makes progress again",
     "lost": "has lost a worker",
-    "rejoined": "has a worker back",
+    "rejoined": "has recovered a worker",
     "resumed": "goes on",
 }
 _FACTS = ("step", "total_steps", "loss", "state", "exit_code", "budget")
@@ -83,7 +83,7 @@ class Notifier:
     ) -> None:
         if command and shutil.which(command[0]) is None:
             raise InputError(
-                f"notify: there is no program {command[0]} on {socket.gethostname()}; install it,"
+                f"notify: program {command[0]} not found on {socket.gethostname()}; install it,"
                 " give its absolute path, or --notify '' for none"
             )
         self._command = command

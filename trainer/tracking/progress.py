@@ -324,7 +324,7 @@ def format_figures(validation: Mapping[str, Any]) -> list[str]:
         parts.append(f"MCC {validation['mcc']:.3f}")
     if validation.get("reward_margin") is not None:
         parts.append(f"reward margin {validation['reward_margin']:.3f}")
-        parts.append(f"pairs in order {validation['reward_accuracy']:.1%}")
+        parts.append(f"reward accuracy {validation['reward_accuracy']:.1%}")
     return parts + [f"{name} {value:.4g}" for name, value in validation.get("figures", {}).items()]
 
 

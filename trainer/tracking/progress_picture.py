@@ -59,7 +59,7 @@ def progress_picture(
             format_figure("accuracy", validation.get("accuracy"), ".3f"),
             format_figure("MCC", validation.get("mcc"), ".3f"),
             format_figure("reward margin", validation.get("reward_margin"), ".3f"),
-            format_figure("pairs in order", validation.get("reward_accuracy"), ".3f"),
+            format_figure("reward accuracy", validation.get("reward_accuracy"), ".3f"),
             format_figure("at step", validation.get("step"), "d"),
         ]
         parts += _wrap_figures(scores, width)

@@ -147,8 +147,8 @@ class RunRecorder:
         ]
         change = "extended" if plan.total_inner > old.total_inner else "shortened"
         return (
-            f"the run is {change} from {old.total_inner} to {plan.total_inner} steps: its schedule"
-            f" is laid over all of them, so the learning rate goes from {rates[0]:.1e} to"
+            f"the run is {change} from {old.total_inner} to {plan.total_inner} steps: its "
+            f"schedule spans all of them, so the learning rate goes from {rates[0]:.1e} to"
             f" {rates[1]:.1e} at step {progress.step + 1}"
         )
 

@@ -39,7 +39,7 @@ except RuntimeError as error:
 print(torch.cuda.device_count())
 """
 _NO_CUDA = (
-    "install torch for CUDA (here: make setup TORCH=cuda), or take the CPU: "
+    "install torch for CUDA (here: make setup TORCH=cuda), or use the CPU: "
     "-e 'motley_devices=[{backend: cpu}]'"
 )
 
@@ -170,13 +170,13 @@ def check_port(address: str, port: int) -> Finding:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 who, run = _describe_listener(port)
-                ours = f"that run is active: launch status --run {run}; wait for it, or end it:"
+                ours = f"that run is active: launch status --run {run}; wait for it, or stop it:"
                 ours += f" launch cluster down --run {run}"
                 another = f"use another port: -e motley_port={port + 1}"
                 return Finding(
                     "fail",
                     f"port {port} on {address} is in use{who}",
-                    f"{ours if run else 'end that process'}, or {another}",
+                    f"{ours if run else 'stop that process'}, or {another}",
                 )
             if error.errno == errno.EADDRNOTAVAIL:
                 return Finding(

@@ -138,7 +138,7 @@ def check_training_data(config: RunConfig) -> Finding:
     if config.distillation is not None:
         return check_logits(path)
     if has_logits(path):
-        detail = f"{path}: holds a teacher's logits, but the job has no section `distillation`"
+        detail = f"{path}: contains a teacher's logits, but the job has no section `distillation`"
         return Finding("fail", detail, "add it: --set distillation.alpha=0.7")
     finding = check_data(path, "--data FILE", config.data.columns)
     if finding.status == "ok":
@@ -169,9 +169,9 @@ def check_data(path: Path, remedy: str, columns: dict[str, str] | None = None) -
     except InputError as error:
         return Finding("fail", str(error).splitlines()[0], f"give {remedy}")
     if first is None:
-        return Finding("fail", f"{path}: empty", "it must hold one sample a line")
+        return Finding("fail", f"{path}: empty", "it must contain one sample per line")
     if not isinstance(first.tree, dict):
-        return Finding("fail", f"{first.location}: not a JSON object", "it must hold one a line")
+        return Finding("fail", f"{first.location}: not a JSON object", "it must hold one per line")
     return Finding("ok", str(path))
 
 
@@ -233,11 +233,11 @@ def check_output(path: Path, run_id: str, checkpoints: Path | None = None) -> Fi
     if kept and owner != run_id:
         return Finding(
             "fail",
-            f"{path} holds the checkpoints of run {owner}",
+            f"{path} contains the checkpoints of run {owner}",
             f"give another --output, or resume that run: --resume {owner}",
         )
     if checkpoints is not None and (saved := _lost_checkpoint(path / METRICS_FILE, checkpoints)):
-        what = "holds no complete checkpoint" if checkpoints.is_dir() else "is missing"
+        what = "contains no complete checkpoint" if checkpoints.is_dir() else "is missing"
         return Finding(
             "fail",
             f"{checkpoints}: {what}, though {path / METRICS_FILE} records one of step {saved}",

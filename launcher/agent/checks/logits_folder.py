@@ -29,7 +29,7 @@ def check_logits(folder: Path) -> Finding:
     """Whether a folder of logits is readable and has every shard: a run counts all its samples."""
     description = folder / DATASET
     if shards_schema(folder) == ANSWERS_SCHEMA:
-        detail = f"{folder}: holds generated answers, and the section `distillation` needs logits"
+        detail = f"{folder}: contains answers, and the section `distillation` needs logits"
         remedy = "let `trainer distill teacher --data` score them, or --set distillation=null"
         return Finding("fail", detail, remedy)
     try:

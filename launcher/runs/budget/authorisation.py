@@ -64,7 +64,7 @@ def authorise_start(
 def _ceiling_remedy(ceiling: float, unit: str | None) -> str:
     return (
         f"and the ceiling is {money_text(ceiling)} {unit}: raise it (--set budget.ceiling=...),"
-        " train fewer steps, or take cheaper hosts; nothing was started"
+        " train fewer steps, or use cheaper hosts; nothing was started"
     )
 
 

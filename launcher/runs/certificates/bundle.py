@@ -97,7 +97,7 @@ def _require_place(folder: Path, *, replace: bool) -> None:
     if other:
         raise ConfigError(f"{folder} contains other files, such as {other[0]}; give another -o")
     if found and not replace:
-        raise ConfigError(f"{folder} holds certificates already; --force makes new ones")
+        raise ConfigError(f"{folder} already contains certificates; --force makes new ones")
 
 
 def _replace_bundle(staging: Path, folder: Path) -> None:

@@ -100,7 +100,7 @@ class Facts:
             if not self._is_classifier and not other and loss < 100:
                 found.append(("perplexity", f"{math.exp(loss):.4g}"))
             titles = {"accuracy": "accuracy", "mcc": "MCC", "reward_margin": "reward margin"}
-            for name, title in {**titles, "reward_accuracy": "pairs in order"}.items():
+            for name, title in {**titles, "reward_accuracy": "reward accuracy"}.items():
                 if self._score.get(name) is not None:
                     found.append((title, f"{self._score[name]:.4f}"))
             own: Mapping[str, float] = self._score.get("figures") or {}

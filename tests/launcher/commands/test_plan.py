@@ -162,7 +162,7 @@ def test_a_run_is_planned_by_its_base_or_its_checkpoint(
     assert "names no base model" in capsys.readouterr().err
     (checkpoint / "manifest.json").unlink()
     assert run(["plan", "--model", str(output), *CARDS]) == 2
-    assert "holds no intact checkpoint" in capsys.readouterr().err
+    assert "contains no intact checkpoint" in capsys.readouterr().err
 
 
 def test_an_unknown_architecture_is_planned_and_said_so(

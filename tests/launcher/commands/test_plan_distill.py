@@ -67,7 +67,7 @@ def test_the_slower_one_is_waited_for(capsys: pytest.CaptureFixture[str]) -> Non
     assert tree["seconds"] == pytest.approx(tree["student"]["seconds"])
     assert run([*TEACHER, *WITH_CARD, "--student", "70b"]) == 4
     shown = capsys.readouterr()
-    assert "are there: take a smaller one" in shown.out
+    assert "are available: use a smaller one" in shown.out
     assert "next:" not in shown.out
     assert shown.err == "launch: the student does not fit on its device\n"
     assert run([*TEACHER, *WITH_CARD, "--student", "70b", "--json"]) == 4

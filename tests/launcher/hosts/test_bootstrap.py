@@ -57,8 +57,8 @@ def test_a_refusal_of_sudo_is_no_lost_connection(
     ("words", "kind", "message"),
     [
         ("python: No module named launcher.agent", PreflightError, "its version differs"),
-        (ANOTHER, UnreachableError, f"its agent has ended: {ANOTHER}"),
-        ("", UnreachableError, "its agent has ended"),
+        (ANOTHER, UnreachableError, f"its agent exited: {ANOTHER}"),
+        ("", UnreachableError, "its agent exited"),
     ],
 )
 def test_an_agent_that_fails_is_no_refusal(

@@ -168,7 +168,7 @@ def test_noise_of_a_login_shell_before_the_hello_is_passed_over(speak: Speak) ->
         ),
         (
             "import sys; print('motley: started'); sys.exit('sudo: a password is required')",
-            "^host far: its agent has ended: sudo: a password is required$",
+            "^host far: its agent exited: sudo: a password is required$",
             ("motley: started", "sudo: a password is required"),
         ),
         ("print('x' * 5_000_000)", "a line of more than", ()),

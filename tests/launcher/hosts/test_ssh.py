@@ -225,7 +225,7 @@ def test_a_host_without_motley_says_which_recipe(server: Server, tmp_path: Path)
     assert "its version differs" in text
     (tmp_path / "python").write_text("#!/bin/sh\necho out of order >&2\nexit 3\n")
     text = refused(server.host(trainer_command=(str(tmp_path / "trainer"),)))
-    assert text.endswith("its agent has ended: out of order")
+    assert text.endswith("its agent exited: out of order")
 
 
 def test_the_installation_s_own_python_is_used_where_there_is_one(

@@ -61,7 +61,7 @@ def test_it_answers_what_an_installed_agent_answers(tmp_path: Path) -> None:
     [
         (None, "host far: there is no python3; install it: apt install python3"),
         ("#!/bin/sh\necho motley: python 3.9 >&2\nexit 1\n", "python3 is 3.9, querying it needs"),
-        ("#!/bin/sh\necho broken >&2\nexit 1\n", "its agent has ended: broken"),
+        ("#!/bin/sh\necho broken >&2\nexit 1\n", "its agent exited: broken"),
     ],
 )
 def test_why_there_is_none(tmp_path: Path, python: str | None, said: str) -> None:

@@ -90,7 +90,8 @@ def test_each_run_of_a_preset_has_an_output_of_its_own() -> None:
     plain = JobRequest(leader="coordinator", source=None, settings={})
     made, lines = with_free_output(plain, config, names)
     assert made.output == "/here/demo/output-3"
-    assert lines == ["output: /here/demo/output-3, because /here/demo/output holds an earlier run"]
+    (line,) = lines
+    assert line == "output: /here/demo/output-3, because /here/demo/output contains an earlier run"
     for order in (
         JobRequest(leader="coordinator", source=None, settings={"output": "demo/output"}),
         JobRequest(leader="coordinator", source="mine.yaml", settings={}),

@@ -204,7 +204,7 @@ def test_a_log_that_cannot_be_opened_is_said_and_ends_nothing(tmp_path: Path) ->
         (kept.folder / "attempt-2.log").mkdir()  # open() refuses it, as it does a new file there
         kept.kill_child()
         wait_for(lambda: kept.lives == 2 and kept.state.get("attempt") == 2, "the second life")
-        assert kept.state["message"] == "attempt-2.log is not written: Is a directory"
+        assert kept.state["message"] == "attempt-2.log cannot be written: Is a directory"
         kept.kill_child()
         wait_for(lambda: kept.state.get("attempt") == 3, "the third life")
         assert kept.state["message"] is None

@@ -190,7 +190,7 @@ def test_data_that_broke_off_is_no_data_and_goes_on(
     arrived = Path(str(far.state_folder), "inputs/data")
     with pytest.raises(KeyboardInterrupt):
         sync.push_inputs([far], [data], interrupt)
-    with pytest.raises(InputError, match="holds no data files"):
+    with pytest.raises(InputError, match="contains no data files"):
         find_data(arrived)
     monkeypatch.undo()
     [done] = sync.push_inputs([far], [data], said.append)

@@ -251,7 +251,7 @@ STEM = "base_model.model.model.layers.0.self_attn.q_proj"
         ({"r": "x"}, {}, "r must be a number above zero, got 'x'"),
         ({"r": 5}, {}, "lora_A.weight has rank 4, adapter_config.json says 5"),
         ({"use_dora": True}, {}, "lacks lora_magnitude_vector"),
-        ({"target_modules": [*LINEARS, "k_proj"]}, {}, "holds no tensor for k_proj"),
+        ({"target_modules": [*LINEARS, "k_proj"]}, {}, "contains no tensor for k_proj"),
         ({}, {f"{STEM}.lora_B.weight": None}, "q_proj lacks lora_B"),
         ({}, {f"{STEM}.lora_E": np.ones(4, np.float32)}, f"the tensor {STEM}.lora_E is not read"),
         ({}, {f"{STEM}.lora_A.weight": np.ones((4, 3), np.float32)}, "does not fit"),
@@ -290,7 +290,7 @@ def test_another_base_of_the_same_name_or_path(tmp_path: Path, tiny_model: Any) 
     other = shutil.copytree(tiny_model("qwen3"), tmp_path / "other")
     _, lines = open_adapter(tmp_path / "adapter", str(other))
     assert len(lines) == 1
-    assert lines[0].endswith(f"as its base, {other} is taken; nothing proves them equal")
+    assert lines[0].endswith(f"as its base, {other} is used; they are not compared")
     assert open_adapter(tmp_path / "adapter")[1] == []
     change(tmp_path / "adapter", lora_new=True)
     _, (line,) = open_adapter(tmp_path / "adapter")

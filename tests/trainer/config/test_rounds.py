@@ -102,7 +102,7 @@ def test_what_has_no_coordinator_has_no_rounds():
 )
 def test_what_ranks_without_a_coordinator_cannot_follow_is_refused(name: str, value: Any) -> None:
     config = load_config("quickstart", {f"exchange.{name}": value})
-    with pytest.raises(InputError, match=rf"exchange\.{name} {value}: --distributed has no coord"):
+    with pytest.raises(InputError, match=rf"exchange\.{name} {value}: needs a coordinator"):
         check_capability(config, "ranks")
 
 

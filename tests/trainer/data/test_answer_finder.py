@@ -167,7 +167,7 @@ def test_a_call_that_nothing_ends_is_named(tmp_path: Path) -> None:
     assert Chat(tmp_path / "ended", source, TOOLS).warnings() == []
     open_ended = source.replace("{{- '<|end|>' }}", "{{- '\\n' if m.tool_calls else '<|end|>' }}")
     (line,) = Chat(tmp_path / "open", open_ended, TOOLS).warnings()
-    assert "1 sample has calls that no token ends in the chat template" in line
+    assert "1 sample has calls that the chat template does not end" in line
     assert Chat(tmp_path / "without", open_ended, ONE).warnings() == []
 
 
@@ -226,7 +226,7 @@ def test_an_end_before_another_turn_ends_the_last_answer_too(
     assert chat.warnings() == []
     assert Chat(tmp_path, source, SEVERAL).texts()[1].endswith("größe")
     (line,) = Chat(tmp_path, source, SEVERAL).warnings()
-    assert "nothing ends an answer" in line
+    assert "does not end answers" in line
 
 
 def test_a_call_that_only_a_null_text_lets_through_is_learned(tmp_path: Path) -> None:

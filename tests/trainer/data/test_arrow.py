@@ -144,7 +144,7 @@ def test_classes_that_a_file_names_keep_names_and_order(
 def test_a_cut_file_is_never_read_as_a_shorter_one(tmp_path: Path, form: str, share: float) -> None:
     path = write(tmp_path / "a", *rows(), form=form)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    with pytest.raises(InputError, match=r"is cut or damaged: .+; copy it again") as caught:
+    with pytest.raises(InputError, match=r"is truncated or damaged: .+; copy it again") as caught:
         read_samples(path, "classify", 2)
     assert "\n" not in str(caught.value)
 
@@ -354,7 +354,7 @@ def test_texts_that_end_elsewhere_are_damage(tmp_path: Path) -> None:
     ends = struct.pack("<4i", 0, 5, 11, 16)
     assert content.count(ends) == 1
     path.write_bytes(content.replace(ends, struct.pack("<4i", 0, 5, 1 << 30, 16)))
-    with pytest.raises(InputError, match="is cut or damaged: "):
+    with pytest.raises(InputError, match="is truncated or damaged: "):
         list(read_records(path, Problems()))
 
 

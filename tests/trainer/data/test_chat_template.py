@@ -203,7 +203,7 @@ def test_the_date_is_that_of_the_settings_on_any_day(tmp_path: Path) -> None:
         assert text == f"{shown} 00:00hi \n;yes, größe;"
     line, ends = check_conversations(file, encoder)
     assert "2031-02-03 on any day (data.date)" in line
-    assert "nothing ends an answer in the chat template" in ends
+    assert "the chat template does not end answers" in ends
     assert check_conversations(read_file(data_of_texts(tmp_path), "causal-lm"), encoder) == []
 
 
@@ -262,7 +262,7 @@ def test_a_template_that_writes_no_end_is_named(tmp_path: Path, end: str, marks:
     folder = write_model(tmp_path / "model", FAMILIES["qwen3"], source)
     file = read_file(write_data(tmp_path / "a.jsonl", (ONE, None)), "causal-lm")
     found = check_conversations(file, Encoder(folder))
-    is_named = any("nothing ends an answer" in line for line in found)
+    is_named = any("does not end answers" in line for line in found)
     assert is_named == (marks or end in ("", "</s>"))
 
 

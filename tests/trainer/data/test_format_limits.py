@@ -41,7 +41,7 @@ def test_what_asks_for_much_memory_or_disk_to_unpack_is_refused(
     path.write_bytes(gzip.compress(zipped(os.urandom(3 << 20))))
     full = shutil.disk_usage(tmp_path)._replace(free=2 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    with pytest.raises(InputError, match="takes more than half of the room in"):
+    with pytest.raises(InputError, match="takes more than half of the space in"):
         read(path)
 
 

@@ -113,7 +113,7 @@ def test_every_format_is_read_as_the_same_samples(tmp_path: Path, name: str) -> 
         (b"<!DOCTYPE html><html>", "is a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS pointer"),
         (b'{\n "input": "x"\n}\n', "objects of several lines"),
-        (b"PK\x03\x04 and no archive", "is cut or damaged"),
+        (b"PK\x03\x04 and no archive", "is truncated or damaged"),
     ],
 )
 def test_what_is_not_read_is_named(tmp_path: Path, content: bytes, says: str) -> None:
@@ -151,14 +151,14 @@ def test_a_cut_archive_is_never_read_as_a_shorter_one(
     content = PACKERS[pack]("".join(TEXT.replace("x", str(n)) for n in range(2000)).encode())
     path = tmp_path / f"a.{pack}"
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(InputError, match=r"is cut or damaged: .+; copy it again"):
+    with pytest.raises(InputError, match=r"is truncated or damaged: .+; copy it again"):
         read(path)
 
 
 def test_text_in_another_encoding_that_is_cut_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(TEXT.encode("utf-16")[:-1])
-    with pytest.raises(InputError, match="is cut or damaged"):
+    with pytest.raises(InputError, match="is truncated or damaged"):
         read(path)
 
 

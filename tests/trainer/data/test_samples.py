@@ -159,5 +159,5 @@ def test_files_that_hold_nothing(tmp_path):
     with pytest.raises(InputError, match="no such data file"):
         read_samples(tmp_path / "none.jsonl", "causal-lm")
     for content in (b"", b"\n \n"):
-        with pytest.raises(InputError, match="holds no samples"):
+        with pytest.raises(InputError, match="contains no samples"):
             read_samples(write(tmp_path / "empty.jsonl", content), "causal-lm")

@@ -112,13 +112,13 @@ def test_names_of_texts_are_free(tmp_path: Path, names: str, chosen: str | None)
 
 def test_splits_without_train_are_refused(tmp_path: Path) -> None:
     put(tmp_path, **{"validation.jsonl": lines("x"), "test.jsonl": lines("y")})
-    with pytest.raises(InputError, match="holds the splits test, validation and none is called"):
+    with pytest.raises(InputError, match="contains the splits test, validation and none is called"):
         find_data(tmp_path)
 
 
 def test_splits_of_texts_without_train_are_refused(tmp_path: Path) -> None:
     put(tmp_path, **{"valid.txt": b"x\n", "test.txt": b"y\n"})
-    with pytest.raises(InputError, match="holds the splits test, validation and none is called"):
+    with pytest.raises(InputError, match="contains the splits test, validation and none is called"):
         find_data(tmp_path)
 
 
@@ -154,13 +154,13 @@ def test_a_program_is_documents_with_its_tests_and_readme(tmp_path: Path) -> Non
 @pytest.mark.parametrize("files", [{}, {"a.png": b"x"}, {"a.jsonl/b.png": b"x"}])
 def test_a_folder_without_data_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
     put(tmp_path, **files)
-    with pytest.raises(InputError, match="holds no data files, whose names end in one of"):
+    with pytest.raises(InputError, match="contains no data files, whose names end in one of"):
         find_data(tmp_path)
 
 
 def test_documentation_alone_is_no_data(tmp_path: Path) -> None:
     put(tmp_path, **{"README.md": b"a card"})
-    with pytest.raises(InputError, match=r"holds no data files but README\.md, whose"):
+    with pytest.raises(InputError, match=r"contains no data files but README\.md, whose"):
         find_data(tmp_path)
 
 

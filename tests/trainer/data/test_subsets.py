@@ -41,7 +41,7 @@ def test_several_subsets_are_refused_with_how_to_choose_one(tmp_path: Path) -> N
     folder = write(tmp_path / "d", MAIN + SOCRATIC)
     with pytest.raises(InputError) as caught:
         texts(folder)
-    says = f"{folder}: holds the subsets main, socratic; choose one, such as {folder}/main"
+    says = f"{folder}: contains the subsets main, socratic; choose one, such as {folder}/main"
     assert str(caught.value) == says
     assert texts(folder / "main") == ["main"]
 
@@ -131,7 +131,9 @@ def test_of_the_hub_the_chosen_subset_alone_is_downloaded(tmp_path: Path) -> Non
         again = [sys.executable, "-c", HUB, path]
         cached = subprocess.run(again, capture_output=True, text=True, timeout=300, env=offline)
         assert hub.asked == ["README.md", "main/train-0.jsonl"]
-    says = "holds the subsets plain, socratic; choose one, such as hf://datasets/owner/name/plain"
+    says = (
+        "contains the subsets plain, socratic; choose one, such as hf://datasets/owner/name/plain"
+    )
     assert says in said[0]
     assert "['main']" in said[1]
     assert "['main']" in cached.stdout

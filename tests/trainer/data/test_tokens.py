@@ -156,7 +156,7 @@ def test_what_cannot_be_used_gives_one_line(tmp_path):
     with pytest.raises(DataError, match="lacks the key 'label'"):
         load_dataset(path, folder, "classify", 2, 8)
     (folder / "config.json").write_text('{"vocab_size": 3}')
-    with pytest.raises(InputError, match=r"makes token \d+ of .*, the model has 3; take the"):
+    with pytest.raises(InputError, match=r"makes token \d+ of .*, the model has 3; use the"):
         load_dataset(path, folder, "causal-lm", None, 8)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="not a usable tokenizer"):

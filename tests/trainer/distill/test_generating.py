@@ -175,7 +175,7 @@ def test_the_folder_is_data_for_students_and_teachers(
         "data.train": str(assignment.folder.path),
     }
     assert logits_folder(load_config(None, tree), model) is None, "trained on as any other data"
-    with pytest.raises(InputError, match="holds generated answers, not logits"):
+    with pytest.raises(InputError, match="contains generated answers, not logits"):
         logits_folder(load_config(None, tree | {"distillation.alpha": 0.5}), model)
     (assignment.folder.shard_path(1) / "manifest.json").unlink()
     with pytest.raises(InputError, match="1 of 3 shards are missing, such as shard-00001"):

@@ -174,7 +174,7 @@ def test_text_is_cut_as_by_the_publisher(
         ({"ARCH.embedding_length": None}, {}, "lacks embedding_length"),
         ({"tokenizer.ggml.model": "t5"}, {}, "a tokenizer of the kind 't5' is not"),
         ({"tokenizer.ggml.pre": "tekken"}, {}, "cuts text as 'tekken', which is not supported"),
-        ({"tokenizer.ggml.tokens": None}, {}, "holds no usable tokenizer"),
+        ({"tokenizer.ggml.tokens": None}, {}, "contains no usable tokenizer"),
         ({"ARCH.attention.head_count": 0}, {}, "attention.head_count must be a positive integer"),
         ({"ARCH.attention.head_count": 1 << 20}, {}, "num_attention_heads 1048576 is more"),
         ({"ARCH.attention.head_count_kv": [1, 2]}, {}, "head_count_kv differs between layers"),
@@ -268,7 +268,7 @@ def test_one_file_of_a_folder_is_its_model(model: Path, tmp_path: Path) -> None:
 def test_a_cut_file_is_named(model: Path, tmp_path: Path, size: int) -> None:
     file = write_gguf(tmp_path / "m.gguf", model)
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(InputError, match=r"m\.gguf: damaged or cut GGUF file") as caught:
+    with pytest.raises(InputError, match=r"m\.gguf: damaged or truncated GGUF file") as caught:
         resolve_model(str(file))
     assert "\n" not in str(caught.value)
 

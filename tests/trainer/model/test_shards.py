@@ -45,7 +45,7 @@ def test_refusals(
     check_shards(folder, config.with_settings({"parallel.tensor": 1}))
 
 
-DIVIDED = "gemma2 .* which tensor parallelism and pipelines do not divide; take parallel.data ddp"
+DIVIDED = "gemma2 .* which tensor parallelism and pipelines do not divide; use parallel.data ddp"
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,6 @@ def test_the_documented_one_liners_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_program_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
     config = tiny_config(output=str(tmp_path / "output"))
-    absent = pytest.raises(InputError, match="notify: there is no program crul")
+    absent = pytest.raises(InputError, match="notify: program crul not found")
     with absent, guard_run(config, "r", ("crul", "-d", "x")):
         raise AssertionError("not reached")

@@ -54,7 +54,7 @@ def find_window_faults(plan: ShardPlan, windows: Iterable[Window]) -> list[str]:
         elif begin > expected:
             found.append(f"{name}: tokens {expected} to {begin} are missing")
         elif begin < expected:
-            found.append(f"{name}: tokens {begin} to {min(expected, begin + length)} come twice")
+            found.append(f"{name}: tokens {begin} to {min(expected, begin + length)} occur twice")
         document, stop = window.document, begin + length
         count, tokens = count + 1, tokens + length
     if (count, tokens) != (plan.windows, plan.tokens):

@@ -180,7 +180,7 @@ class ShardStream:
         again = "start it again with the same arguments, it writes what is missing"
         if not teachers:
             raise UnreachableError(
-                f"{path}: {name} is missing and no teacher came within {self._timeout:g} s; "
+                f"{path}: {name} is missing and no teacher started within {self._timeout:g} s; "
                 f"start `trainer distill teacher ... --out {path}`"
             )
         if all(each.state.state == "done" for each in teachers):

@@ -71,7 +71,7 @@ def check_targets(
     if temperature != scheme.temperature and (scheme.kind == "sampled" or bare):
         raise InputError(
             f"temperature {temperature:g}: logits of temperature {scheme.temperature:g} cannot be "
-            f"re-tempered when {'the tail is one number' if bare else 'only draws are kept'}; "
+            f"converted when {'the tail is one number' if bare else 'only draws are kept'}; "
             f"use temperature {scheme.temperature:g}, or score again"
         )
 

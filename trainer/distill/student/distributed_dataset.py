@@ -89,7 +89,7 @@ def logits_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
     if config.distillation is None:
         if has_logits(path):
             raise InputError(
-                f"{path}: holds a teacher's logits; set how to learn from them, such as"
+                f"{path}: contains a teacher's logits; set how to learn from them, such as"
                 " --set distillation.alpha=0.7"
             )
         return None
@@ -100,7 +100,8 @@ def logits_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
         )
     if shards_schema(path) == ANSWERS_SCHEMA:
         raise InputError(
-            f"{path}: holds generated answers, not logits; leave out the section `distillation`, or"
+            f"{path}: contains generated answers, not logits; leave out the section "
+            "`distillation`, or"
             " have them scored: trainer distill teacher --data"
         )
     folder = LogitsFolder(path)

@@ -226,7 +226,7 @@ def check_same_ids(
                     f"{documents.describe_location(number)}: token {place} is"
                     f" {_describe_token(encoder, here)} by {tokenizer_dir} and"
                     f" {_describe_token(teachers, there)} by the teacher {teacher_dir},"
-                    " so their tokenizers differ; take the GGUF file's own, or one that `trainer"
+                    " so their tokenizers differ; use the GGUF file's own, or one that `trainer"
                     " distill trim-tokenizer` makes of it"
                 )
 

@@ -108,7 +108,7 @@ def choose_engine(folder: LogitsFolder, model: Path) -> str:
         return REFERENCE_ENGINE
     log.warning(
         "%s does not fit the free memory by %s; the engine that wrote the scores, %s, scores"
-        " again, which finds no fault of its own",
+        " again, which cannot find its own errors",
         model,
         REFERENCE_ENGINE,
         teacher.engine,

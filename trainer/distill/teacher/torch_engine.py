@@ -165,9 +165,9 @@ def check_room(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None 
     elif less <= free:
         advice = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
     elif any(map(_EXPERT.search, read_headers(model_dir))):
-        advice = "take a host with more memory, or a smaller teacher"
+        advice = "use a host with more memory, or a smaller teacher"
     else:
-        advice = "take a GGUF file of it, with --engine gguf"
+        advice = "use a GGUF file of it, with --engine gguf"
     raise InputError(
         f"{model_dir}: needs {need / 1e9:.1f} GB of main memory in {name}, and {free / 1e9:.1f} GB"
         f" are free; {advice}"

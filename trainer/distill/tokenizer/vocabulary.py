@@ -111,8 +111,8 @@ def _check_known(teacher_dir: Path) -> int:
     size, known = tokenizer_size(teacher_dir), read_vocabulary(teacher_dir)
     if size > known:
         raise InputError(
-            f"{teacher_dir}: its tokenizer makes {size} tokens, its model has {known}; take the"
-            " tokenizer that the model was trained with"
+            f"{teacher_dir}: its tokenizer makes {size} tokens, its model has {known}; use the "
+            "tokenizer that the model was trained with"
         )
     return size
 
@@ -128,7 +128,7 @@ def _check_ids(tokenizer_dir: Path, teacher_dir: Path) -> int:
             there = f"is {theirs[number]!r}" if number in theirs else "does not exist"
             raise RefusedError(
                 f"{tokenizer_dir}: its tokenizer is not that of {teacher_dir}: the token {number}"
-                f" is {token!r} here and {there} there; take the GGUF file's own, or one that"
+                f" is {token!r} here and {there} there; use the GGUF file's own, or one that"
                 " `trainer distill trim-tokenizer` makes of it"
             )
     return max(ours) + 1

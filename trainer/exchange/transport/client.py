@@ -196,7 +196,7 @@ class WorkerClient:
             if self._over:
                 return
             if self._is_overdue():
-                missing = "not let in" if refused else "no coordinator"
+                missing = "not admitted" if refused else "no coordinator"
                 what = f"{missing} for {self._patience:.0f} s ({reason})"
                 self._report_error(UnreachableError(f"{self._address_text}: {what}"))
                 return

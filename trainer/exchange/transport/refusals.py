@@ -1,4 +1,4 @@
-"""Events of connections that are not let in: few lines, however many there are."""
+"""Events of connections that are not admitted: few lines, however many there are."""
 
 from __future__ import annotations
 

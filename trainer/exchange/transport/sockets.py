@@ -81,7 +81,7 @@ def describe_peer(connection: socket.socket) -> str:
     try:
         host, port, *_ = connection.getpeername()
     except OSError:
-        return "a peer that is gone"
+        return "a disconnected peer"
     return f"{host}:{port}"
 
 

@@ -68,8 +68,8 @@ def retry_once(operation: Callable[[memoryview], int], buffer: memoryview) -> in
     """Read from or write to a TLS connection; retry an error once before it counts as lost.
 
     OpenSSL looks into a queue of the thread to tell what went wrong, and Python leaves errors of
-    other connections there (python/cpython#148594; since 3.13.2 of every write to a peer that is
-    gone). A connection that had nothing to do would be lost with them.
+    other connections there (python/cpython#148594; since 3.13.2 of every write to
+    a disconnected peer). A connection that had nothing to do would be lost with them.
 
     Raises:
         OSError: it must wait (`ssl.SSLWantReadError`, `ssl.SSLWantWriteError`), or is broken.
@@ -121,7 +121,7 @@ def check_coordinator(chain: Chain, run_id: str) -> None:
         RefusalError: it is not; or by this clock it is not valid yet (worth another try), or no
             longer.
     """
-    _check_dates(chain, "the coordinator's", "the clock here")
+    _check_dates(chain, "the coordinator's", "the local clock")
     if COORDINATOR not in _read_roles(chain[0], run_id):
         raise RefusalError(f"the peer's certificate is not a coordinator's of run {run_id}")
 

@@ -247,7 +247,7 @@ class Session:
 
     def _add_average(self, frame: Frame) -> None:
         if frame.block >= len(self._wire.blocks) or frame.block in self._averaged:
-            raise ProtocolError(f"an average of block {frame.block}, which is not due")
+            raise ProtocolError(f"unexpected average of block {frame.block}")
         span = self._wire.blocks[frame.block]
         assembly = self._partial.get(frame.block)
         if assembly is None:

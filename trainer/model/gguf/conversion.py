@@ -124,7 +124,7 @@ def _open_reader(path: Path) -> GGUFReader:
             raise InputError(_undecodable_message(path, f"the type {unknown[1]}")) from None
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise InputError(
-            f"{path}: damaged or cut GGUF file ({reason}); download or copy it again"
+            f"{path}: damaged or truncated GGUF file ({reason}); download or copy it again"
         ) from None
 
 

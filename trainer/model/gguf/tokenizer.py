@@ -65,7 +65,7 @@ def tokenizer_files(metadata: Mapping[str, Any], path: Path, length: int) -> dic
     """
     tokens: Sequence[str] = metadata.get("ggml.tokens") or ()
     if not tokens or len(set(tokens)) != len(tokens):
-        raise InputError(f"{path}: holds no usable tokenizer; give its original model folder")
+        raise InputError(f"{path}: contains no usable tokenizer; give its original model folder")
     tree = _make_tokenizer_json(metadata, path)
     if tree is None:
         tree = _read_sibling_tokenizer(path, _pre_tokenizer_name(metadata))

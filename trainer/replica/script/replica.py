@@ -165,7 +165,7 @@ class ScriptReplica:
             for name, buffer in model.named_buffers():
                 if not loosely and not torch.equal(buffer, buffers[name]):
                     raise ScriptFaultError(
-                        f"changes the buffer {name}, which no worker shares: take a layer without"
+                        f"changes the buffer {name}, which no worker shares: use a layer without"
                         " running statistics, such as GroupNorm, or write"
                         ' buffers = "local" if each worker may have its own'
                     )

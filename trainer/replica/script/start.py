@@ -82,7 +82,7 @@ def run_for_start(
     with tempfile.TemporaryDirectory(prefix="motley-") as folder:
         module, terms = "trainer.replica.script.user_script", (script.digest, str(seed), str(limit))
         command = [sys.executable, "-P", "-m", module, str(script.path), *terms, folder]
-        log.info("%s: making the first weights ...", script.path)
+        log.info("%s: creating the initial weights ...", script.path)
         try:
             ended = subprocess.run(
                 command,

@@ -226,5 +226,5 @@ def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
         if is_nf4 and width % NF4_BLOCK:
             raise InputError(
                 f"{model_dir}: {name} is {width} wide; nf4 on the CPU needs a multiple"
-                f" of {NF4_BLOCK}: set model.quantization none, or take a GPU"
+                f" of {NF4_BLOCK}: set model.quantization none, or use a GPU"
             )

@@ -38,7 +38,7 @@ def plan_residents(
     if shape.experts == 1:
         why = explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
     if why and isinstance(asked, int):
-        raise InputError(f"{model_dir}: model.resident {asked}: {why}; take all or auto")
+        raise InputError(f"{model_dir}: model.resident {asked}: {why}; use all or auto")
     streams = not why and can_stream(config)
     found = plan(None)
     if streams:

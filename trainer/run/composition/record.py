@@ -44,7 +44,7 @@ def refuse_lost_checkpoints(config: RunConfig) -> None:
     lines = read_metrics(record) if record.is_file() else []
     saved = [line["step"] for line in lines if line.get("event") == "checkpoint"]
     if saved:
-        what = "holds no complete checkpoint" if folder.is_dir() else "is missing"
+        what = "contains no complete checkpoint" if folder.is_dir() else "is missing"
         raise StorageError(
             f"{folder}: {what}, though {record} records one of step {saved[-1]}; mount or restore "
             "that folder to resume there, or give another -o to begin at step 0"

@@ -221,7 +221,7 @@ def run_distributed(
             make=partial(make_distributed, inputs, environment, guards),
         )
         if code == BudgetStopError.exit_code and environment.by_torchrun:
-            log.info("ending with 0, not %d: torchrun would start a failed run again", code)
+            log.info("exiting with 0, not %d: torchrun would restart a failed run", code)
             return 0
         return code
 

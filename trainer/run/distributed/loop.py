@@ -112,7 +112,7 @@ class DistributedRun:
         """Return why all ranks stop now, with the exit code; None if none has a reason.
 
         Raises:
-            StorageError: rank 0 cannot save any more.
+            StorageError: rank 0 can no longer save.
         """
         failure = self.recorder and self.recorder.failure
         ending = self.recorder and self.recorder.ending
@@ -122,7 +122,7 @@ class DistributedRun:
         worst = torch.tensor(mine)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         if int(worst) == _FAILED:
-            raise failure or StorageError("rank 0 cannot save any more")
+            raise failure or StorageError("rank 0 can no longer save")
         if int(worst) == _SPENT:
             reason = ending or "the budget guard of rank 0 stopped the run"
             return reason, BudgetStopError.exit_code

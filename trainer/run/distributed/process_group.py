@@ -77,8 +77,8 @@ def open_store(environment: Environment, patience: float) -> Store:
         if time.monotonic() > deadline:
             raise UnreachableError(
                 f"rank {environment.rank}: another process has been this rank at"
-                f" {environment.host}:{environment.port} for {patience:g} s: end the job there,"
-                " or give this one another --master"
+                f" {environment.host}:{environment.port} for {patience:g} s: stop the job there, "
+                "or give this one another --master"
             )
         time.sleep(_PAUSE)
 
@@ -107,7 +107,8 @@ def _connect_in_time(patience: float, environment: Environment) -> Store | None:
         result = found.get(timeout=patience + _GRACE)
     except Empty:
         raise UnreachableError(
-            f"rank {environment.rank}: something accepts at {environment.host}:{environment.port}"
+            f"rank {environment.rank}: a process accepts connections at "
+            f"{environment.host}:{environment.port}"
             f" and does not answer for {patience:g} s; is that port rank 0's?"
         ) from None
     if isinstance(result, BaseException):

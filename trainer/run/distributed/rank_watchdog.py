@@ -174,7 +174,7 @@ class RankWatch:
             silence = f"{self.name_rank(0)}, which holds the store, does not answer"
             found = self._of_rank_0 or [(silence, _GONE)]
         what = "timed out" if "imed out" in str(error) else "failed"
-        causes = "; ".join(why for why, _ in found) or f"all ranks live: {first_line(error)}"
+        causes = "; ".join(why for why, _ in found) or f"all ranks are alive: {first_line(error)}"
         # Else whatever starts this rank again would have it wait for one that has ended for good.
         code = next((code for _, code in found if not should_restart(code)), _GONE)
         self._report_failure(f"{_LOST}{causes}", code)

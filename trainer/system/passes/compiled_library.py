@@ -102,7 +102,7 @@ def load_passes(path: Path) -> Passes | None:
     try:
         return Passes(path)
     except (OSError, AttributeError) as error:
-        log.warning("%s: %s: NumPy makes the passes over gradients", path, error)
+        log.warning("%s: %s: NumPy runs the passes over gradients", path, error)
         return None
 
 

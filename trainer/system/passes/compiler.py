@@ -34,7 +34,7 @@ def compile_library(folder: Path = SOURCE.parent) -> str:
     made = library_path(folder)
     compiler = shutil.which("cc")
     if compiler is None:
-        return "no C compiler (cc): NumPy makes the passes over gradients, which takes longer"
+        return "no C compiler (cc): NumPy runs the passes over gradients, which is slower"
     partial = made.with_suffix(f".{os.getpid()}")
     command = [compiler, *FLAGS, str(SOURCE), "-o", str(partial), "-lm"]
     try:
@@ -44,12 +44,12 @@ def compile_library(folder: Path = SOURCE.parent) -> str:
         if done.returncode == 0:
             partial.replace(made)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{compiler}: {error}: NumPy makes the passes over gradients"
+        return f"{compiler}: {error}: NumPy runs the passes over gradients"
     finally:
         partial.unlink(missing_ok=True)
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), "it failed")
-        return f"{compiler}: {first.strip()}: NumPy makes the passes over gradients"
+        return f"{compiler}: {first.strip()}: NumPy runs the passes over gradients"
     for old in set(folder.glob("passes-*.library")) - {made}:
         with suppress(OSError):
             old.unlink()

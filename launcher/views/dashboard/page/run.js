@@ -278,7 +278,7 @@ export class RunPage {
 /** Return a validation's figures besides its loss, in words. */
 function scores({ accuracy, reward_accuracy: ordered, reward_margin: margin, figures }) {
   const parts = [accuracy == null ? "" : `accuracy ${fixed(accuracy, 3)} · `];
-  if (ordered != null) parts.push(`${percent(ordered)} of the pairs in order · margin ${fixed(margin, 3)} · `);
+  if (ordered != null) parts.push(`reward accuracy ${percent(ordered)} · margin ${fixed(margin, 3)} · `);
   for (const [name, value] of Object.entries(figures ?? {})) parts.push(`${name} ${fixed(value, 3)} · `);
   return parts.join("");
 }

@@ -48,7 +48,7 @@ def test_a_port_of_a_run_is_not_advised_to_be_ended() -> None:
         process.communicate()
     assert f"by the coordinator of run tune-1 (pid {process.pid})" in finding.detail
     assert "launch status --run tune-1" in finding.remedy
-    assert "end that process" not in finding.remedy
+    assert "stop that process" not in finding.remedy
 
 
 def test_an_address_of_another_machine_is_said() -> None:

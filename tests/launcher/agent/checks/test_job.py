@@ -81,7 +81,7 @@ def test_training_data_is_a_file_without_a_teacher_and_its_folder_with_one(tmp_p
     logits.mkdir()
     teacher = {"distillation.alpha": 0.7}
     assert check_training_data(training(file)).status == "ok"
-    assert "holds no data files" in check_training_data(training(logits)).detail
+    assert "contains no data files" in check_training_data(training(logits)).detail
     (logits / "dataset.json").write_text('{"shards": []}')
     assert check_training_data(training(logits, **teacher)).status == "ok"
     unsaid = check_training_data(training(logits))
@@ -146,7 +146,7 @@ def test_checkpoints_that_a_run_records_and_that_are_gone_are_named(tmp_path: Pa
     assert missing.detail.startswith(f"{folder}: is missing, though {output}/metrics.jsonl records")
     assert missing.detail.endswith("one of step 250")
     (folder / "step-000250").mkdir(parents=True)
-    assert "holds no complete checkpoint" in check_output(output, "run-1", folder).detail
+    assert "contains no complete checkpoint" in check_output(output, "run-1", folder).detail
     (folder / "step-000250" / "manifest.json").write_text("{}")
     assert check_output(output, "run-1", folder).status == "ok"
 

@@ -70,7 +70,7 @@ def test_a_bundle_is_replaced_on_request_only_and_by_the_same_authority(
     assert run(arguments) == 0
     before = contents(folder)
     assert run(arguments) == 2
-    assert "holds certificates already; --force makes new ones" in capsys.readouterr().err
+    assert "already contains certificates; --force makes new ones" in capsys.readouterr().err
     assert contents(folder) == before
     assert run([*arguments, "--force"]) == 0
     after = contents(folder)

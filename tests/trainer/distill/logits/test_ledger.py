@@ -31,7 +31,7 @@ def moved(window, document=None, start=None):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: [w[0], *w], "document 4: tokens 0 to 12 come twice"),
+        (lambda w: [w[0], *w], "document 4: tokens 0 to 12 occur twice"),
         (lambda w: [w[0], *w[2:]], "document 4: tokens 12 to 24 are missing"),
         (lambda w: w[1:], "document 4: tokens 0 to 12 are missing"),
         (lambda w: [w[0], w[2], w[1], w[3]], "document 4: tokens 12 to 24 are missing"),
@@ -54,7 +54,7 @@ def test_a_shard_whose_bytes_are_right_may_still_lie(tmp_path):
     twice = windows()
     twice[1] = twice[0]
     folder._publish_shard(LAST, shard.encode_windows(DESCRIPTION, LAST, twice), Disk())
-    with pytest.raises(StorageError, match="document 4: tokens 0 to 12 come twice"):
+    with pytest.raises(StorageError, match="document 4: tokens 0 to 12 occur twice"):
         folder.verify_shard(2)
     assert [(each.name, each.state) for each in verify_shards(folder)] == [
         ("shard-00000", "whole"),

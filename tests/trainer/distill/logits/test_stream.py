@@ -162,7 +162,7 @@ def test_a_teacher_that_died_is_an_error(folder):
 
 def test_no_teacher_at_all_is_an_error(folder):
     folder.shard_path(0).rename(folder.path / "gone")
-    with pytest.raises(UnreachableError, match=r"no teacher came within 0\.2 s; start `trainer"):
+    with pytest.raises(UnreachableError, match=r"no teacher started within 0\.2 s; start `trainer"):
         keys(make(folder))
 
 

@@ -82,7 +82,7 @@ def test_sums_to_one_or_is_refused(kind, divergence, temperature, student):
             make_targets(scores, scheme, temperature, divergence)
         return
     if kind in ("sampled", "kept") and temperature != 1:
-        with pytest.raises(InputError, match="cannot be re-tempered"):
+        with pytest.raises(InputError, match="cannot be converted"):
             make_targets(scores, scheme, temperature, divergence)
         return
     soft = make_targets(scores, scheme, temperature, divergence)

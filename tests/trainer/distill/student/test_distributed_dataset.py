@@ -175,7 +175,7 @@ def test_config_and_data_fit_together(
         logits_folder(load_config(None, tree), model)
     bare = BigramTeacher(model, shards=1, scheme=Scheme(kind="topk", top_k=6, tail_samples=0))
     config = configure(model, bare.write(tmp_path / "bare").path, distillation__temperature=2.0)
-    with pytest.raises(InputError, match="cannot be re-tempered"):
+    with pytest.raises(InputError, match="cannot be converted"):
         logits_folder(config, model)
 
 

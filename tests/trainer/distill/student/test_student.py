@@ -355,7 +355,7 @@ def test_prompts_are_context_and_not_learned(model: Path, tmp_path: Path) -> Non
 def test_sampled_logits_are_not_re_tempered(model: Path, tmp_path: Path) -> None:
     scheme = Scheme(kind="sampled", samples=20)
     logits = BigramTeacher(model, shards=1, scheme=scheme).write(tmp_path / "logits").path
-    with pytest.raises(InputError, match=r"temperature 2: .*cannot be re-tempered"):
+    with pytest.raises(InputError, match=r"temperature 2: .*cannot be converted"):
         Course(tmp_path / "out", model, logits, distillation__temperature=2.0).run()
     assert not (tmp_path / "out" / "metrics.jsonl").exists(), "refused before training"
 

@@ -284,7 +284,7 @@ def test_torch_tells_what_this_cpu_can() -> None:
     ("stored", "dtype", "advice"),
     [
         ("bfloat16", "float32", "--dtype bfloat16 needs 0.0 GB"),
-        ("float16", "float32", "take a GGUF file of it, with --engine gguf"),
+        ("float16", "float32", "use a GGUF file of it, with --engine gguf"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_with_what_would(
@@ -325,7 +325,7 @@ def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
     open_torch(folder, "bfloat16", Compute("cpu"))  # an author, whose prompts decide
     with pytest.raises(InputError, match=r"in bfloat16, .* are free; --batch-tokens 2048 fits$"):
         open_torch(folder, "bfloat16", Compute("cpu"), forward)
-    with pytest.raises(InputError, match="take a GGUF file of it"):
+    with pytest.raises(InputError, match="use a GGUF file of it"):
         open_torch(folder, "bfloat16", Compute("cpu"), ForwardSize(BATCH["cpu"], BATCH["cpu"]))
 
 
@@ -339,6 +339,6 @@ def test_experts_that_are_stored_alone_are_loaded(
     assert loaded == sum(header.end - header.begin for header in experts.values())
     assert mapped > 0
     monkeypatch.setattr(torch_engine, "free_memory", lambda _: 1000)
-    message = r"in bfloat16, and 0\.0 GB are free; take a host with more memory, or a smaller"
+    message = r"in bfloat16, and 0\.0 GB are free; use a host with more memory, or a smaller"
     with pytest.raises(InputError, match=message):
         open_torch(folder, "bfloat16", Compute("cpu"))

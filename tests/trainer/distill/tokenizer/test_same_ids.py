@@ -99,7 +99,7 @@ def test_another_vocabulary_is_refused_with_its_first_token(
     (other / "tokenizer.json").write_text(json.dumps(tree))
     file = write_gguf(tmp_path / "m.gguf", publisher)
     number = min(vocab[first], vocab[second])
-    with pytest.raises(RefusedError, match=rf"{other}: .* the token {number} is .* there; take"):
+    with pytest.raises(RefusedError, match=rf"{other}: .* the token {number} is .* there; use"):
         assigned(file, other, corpus, tmp_path)
 
 

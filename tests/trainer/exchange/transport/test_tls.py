@@ -100,7 +100,7 @@ def test_too_early_is_worth_another_try_and_names_both_clocks(
     for error, words in (
         (
             refusal(tls.check_coordinator, of_coordinator),
-            f"the coordinator's certificate is valid from {begin} on, the clock here says ",
+            f"the coordinator's certificate is valid from {begin} on, the local clock says ",
         ),
         (
             refusal(tls.read_certified_rank, of_worker),

@@ -220,7 +220,7 @@ def test_a_damaged_adapter_of_experts_is_refused(tiny: Tiny, tmp_path: Path) -> 
     with pytest.raises(InputError, match="do not fit 4 experts of"):
         load_trained(path)
     save_file({key: value for key, value in tensors.items() if ".experts." not in key}, file)
-    with pytest.raises(InputError, match=r"holds no tensor for .* of target_parameters"):
+    with pytest.raises(InputError, match=r"contains no tensor for .* of target_parameters"):
         load_trained(path)
     save_file(tensors, file)
     for wrong, reason in (

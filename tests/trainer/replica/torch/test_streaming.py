@@ -229,7 +229,7 @@ def test_memory_decides_how_many_layers_stay(
     [
         ({"method": "full"}, "needs method lora"),
         ({"lora__use_dora": True}, "needs lora.use_dora false"),
-        ({"parallel__tensor": 2}, "take all or auto"),
+        ({"parallel__tensor": 2}, "use all or auto"),
     ],
 )
 def test_what_cannot_stream_refuses_a_number(tiny: Tiny, settings: Any, why: str) -> None:
@@ -239,5 +239,5 @@ def test_what_cannot_stream_refuses_a_number(tiny: Tiny, settings: Any, why: str
 
 
 def test_a_model_of_another_familys_code_refuses_a_number(tiny: Tiny) -> None:
-    with pytest.raises(InputError, match=r"model.resident 1: .*; take all or auto$"):
+    with pytest.raises(InputError, match=r"model.resident 1: .*; use all or auto$"):
         tiny.start(tiny.model("gpt2"), task="causal-lm", model__resident=1)

@@ -111,7 +111,7 @@ def test_a_run_whose_checkpoints_are_lost_does_not_begin_again(
     expected = {
         "gone": "is missing, though",
         "damaged": "no checkpoint of this run is intact",
-    }.get(loss, "holds no complete checkpoint, though")
+    }.get(loss, "contains no complete checkpoint, though")
     assert expected in text
     if loss != "damaged":
         assert f"{output / 'metrics.jsonl'} records one of step 6; mount or restore" in text
@@ -223,7 +223,7 @@ def test_checkpoints_may_lie_elsewhere_and_are_found_from_the_output(model: Path
     with pytest.raises(InputError, match=r"from a run with checkpoint\.folder"):
         build.make_coordinator(inputs, 1, 0.0)
     other = config(model, output, **short, **{"checkpoint.folder": str(tmp_path / "other")})
-    with pytest.raises(InputError, match=r"holds other checkpoints than checkpoint\.folder"):
+    with pytest.raises(InputError, match=r"contains other checkpoints than checkpoint\.folder"):
         build.make_coordinator(read_inputs(other, "run"), 1, 0.0)
 
 
@@ -258,7 +258,7 @@ def test_another_run_keeps_out_of_the_output_folder(model: Path, tmp_path: Path)
     settings = config(model, tmp_path, **{"training.max_steps": 1})
     assert roles.run_local(settings, "first", ALONE) == 0
     inputs = read_inputs(settings, "second")
-    with pytest.raises(InputError, match="holds the checkpoints of run first; give another -o"):
+    with pytest.raises(InputError, match="contains the checkpoints of run first; give another -o"):
         build.make_coordinator(inputs, 1, 0.0)
     changed = read_inputs(config(model, tmp_path, **{"optimizer.learning_rate": 1.0}), "first")
     with pytest.raises(InputError, match=r"settings have changed \(optimizer.learning_rate: "):
@@ -337,7 +337,7 @@ def test_a_run_that_is_extended_says_what_its_learning_rate_does(
     }
     assert rates[5] > 2 * rates[4]
     assert line == (
-        "the run is extended from 4 to 8 steps: its schedule is laid over all of them, so the"
+        "the run is extended from 4 to 8 steps: its schedule spans all of them, so the"
         f" learning rate goes from {rates[4]:.1e} to {rates[5]:.1e} at step 5"
     )
 

@@ -75,7 +75,8 @@ def meet_silence() -> list[str]:
 def test_a_port_that_never_answers_is_given_up_and_a_signal_is_heard(ranks: Ranks) -> None:
     ((refused, stopped),) = ranks.run(f"{HERE}:meet_silence", world=1)
     assert refused == (
-        "rank 1: something accepts at 127.0.0.1:PORT and does not answer for 0.5 s; is that port"
+        "rank 1: a process accepts connections at 127.0.0.1:PORT and does not answer for 0.5 s; "
+        "is that port"
         " rank 0's?"
     )
     assert stopped == "stopped"
@@ -84,8 +85,8 @@ def test_a_port_that_never_answers_is_given_up_and_a_signal_is_heard(ranks: Rank
 def test_it_does_not_mix_with_them_and_meets_the_next_attempt(ranks: Ranks) -> None:
     ((refused, found),) = ranks.run(f"{HERE}:meet_again", world=1)
     assert refused == (
-        "rank 1: another process has been this rank at 127.0.0.1:PORT for 0.5 s: end the job there,"
-        " or give this one another --master"
+        "rank 1: another process has been this rank at 127.0.0.1:PORT for 0.5 s: stop the job "
+        "there, or give this one another --master"
     )
     assert found == "2"
 

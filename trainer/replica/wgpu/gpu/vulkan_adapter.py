@@ -92,7 +92,7 @@ def pick_adapter(found: Sequence[Adapter], wanted: str, *, allow_software: bool)
     if not matching:
         if not wanted:
             names = ", ".join(adapter.name for adapter in found)
-            raise NoGpuError(f"no Vulkan device but software ({names})")
+            raise NoGpuError(f"only software Vulkan devices ({names})")
         listed = ", ".join(map(str, found))
         raise DeviceError(f"no Vulkan device is {wanted!r}; found: {listed}")
     return matching[0]

@@ -42,7 +42,7 @@ def as_user_error(error: Exception) -> TrainerError | None:
     if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
         return DoesNotFitError(
             "the group's model or a micro-batch does not fit; lower training.micro_batch_size or"
-            " data.max_seq_len, or take more devices"
+            " data.max_seq_len, or use more devices"
         )
     return error if isinstance(error, TrainerError) else None
 
