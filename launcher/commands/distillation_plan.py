@@ -95,19 +95,19 @@ def print_distillation_plan(
     from trainer.planning.cluster_text import parse_cluster
     from trainer.planning.teachers import WINDOW
 
-    seats = (
+    devices = (
         distillation_plan.survey_devices(inventory)
         if text is None
         else distillation_plan.read_described_devices(parse_cluster(text))
     )
-    given, measured = distillation_plan.read_rates(rates, seats.found)
+    given, measured = distillation_plan.read_rates(rates, devices.found)
     request = distillation_plan.DistillationRequest(
         shape=shape,
         student=None if student is None else named_student(student),
         tokens=tokens,
         length=length if _is_given("length") else WINDOW,
         kept=kept,
-        devices=seats,
+        devices=devices,
         given=given,
         measured=measured,
     )

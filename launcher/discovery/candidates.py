@@ -128,7 +128,7 @@ def choose_host_name(candidates: Iterable[str], taken: Iterable[str]) -> str:
     """Return the first wish that can be an inventory's name, with a number if it is taken."""
     used = set(taken)
     chosen = next(
-        (w for wish in candidates if _NAME.fullmatch(w := wish.strip()) and w != "localhost"),
+        (w for part in candidates if _NAME.fullmatch(w := part.strip()) and w != "localhost"),
         "host",
     )
     numbers = (f"{chosen}-{number}" for number in range(2, len(used) + 3))

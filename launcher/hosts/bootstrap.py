@@ -17,7 +17,7 @@ from launcher.hosts.rpc import STARTED, NoAgentError
 from launcher.inventory.hosts import Host
 
 PYTHON = "/opt/motley/current/bin/python"
-"""Of the trainer role's installation; the sudo rule names it."""
+"""Path in the trainer role's installation; the sudo rule names it."""
 
 RUN_USER = "motley"
 

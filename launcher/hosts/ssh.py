@@ -107,7 +107,7 @@ _PLACE = attrgetter(
     *("name", "address", "ssh_port", "user", "ssh_key", "ssh_first_args", "ssh_args"),
     "trainer_command",
 )
-"""Of a host: those with equal ones share a connection, whatever else differs."""
+"""Key of a host's connection: hosts with equal keys share one, whatever else differs."""
 
 
 def _pooled_connection(host: Host, visiting: bool = False) -> RemoteConnection:

@@ -80,7 +80,7 @@ class Host:
     """Its power under load."""
     price_kwh: float | None = None
     currency: str | None = None
-    """Of its prices: ISO 4217."""
+    """Currency of its prices: ISO 4217."""
     rented: bool | None = None
     """None: the inventory does not say; see `plan/budget.py`."""
     provider: str = ""

@@ -52,8 +52,8 @@ def currency_of(hosts: Sequence[Host], own: str | None) -> str | None:
     Raises:
         ConfigError: there are two.
     """
-    said = {"the budget": own} | {f"host {h.name}": h.currency for h in hosts}
-    found = {who: currency for who, currency in said.items() if currency is not None}
+    currencies = {"the budget": own} | {f"host {h.name}": h.currency for h in hosts}
+    found = {who: currency for who, currency in currencies.items() if currency is not None}
     for who, currency in found.items():
         first = next(iter(found))
         if currency != found[first]:

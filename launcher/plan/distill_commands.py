@@ -43,12 +43,16 @@ def path_below(folder: str, path: str) -> str:
 class Paths:
     """The paths of a distillation on each host."""
 
-    def __init__(self, job: DistillJob, setting: PlanContext, seats: Sequence[Assignment]) -> None:
+    def __init__(
+        self, job: DistillJob, setting: PlanContext, assignments: Sequence[Assignment]
+    ) -> None:
         self._job, self._setting = job, setting
         self.run_id = setting.run_id
-        self._student = seats[0].host
+        self._student = assignments[0].host
         self.output = self.local_path(self._student, job.student.output)
-        self._apart = len({setting.get_machine_id(seat.host) for seat in seats}) > 1
+        self._apart = (
+            len({setting.get_machine_id(assignment.host) for assignment in assignments}) > 1
+        )
 
     def local_path(self, host: Host, path: str) -> str:
         """Return a path of a host's own disk, or a data set of the hub as it is."""
@@ -69,11 +73,15 @@ class Paths:
         """Return the folder with the checkpoints and the marker of the run's end."""
         return self.checkpoints_folder(host) or self.output
 
-    def heartbeat_file(self, seat: Assignment) -> str:
+    def heartbeat_file(self, assignment: Assignment) -> str:
         """Return the file in which a process reports its state."""
-        if seat.role != "teacher":
+        if assignment.role != "teacher":
             return ""
-        return str(PurePosixPath(self.logits_folder(seat.host)) / "teachers" / f"{seat.name}.json")
+        return str(
+            PurePosixPath(self.logits_folder(assignment.host))
+            / "teachers"
+            / f"{assignment.name}.json"
+        )
 
     def _shared_folder(self, host: Host, part: str, name: str) -> str:
         if PurePosixPath(name).is_absolute():
@@ -89,22 +97,26 @@ class Paths:
 
 
 def build_command(
-    seat: Assignment, seats: Sequence[Assignment], job: DistillJob, where: Paths
+    assignment: Assignment, assignments: Sequence[Assignment], job: DistillJob, where: Paths
 ) -> tuple[str, ...]:
     """Return the trainer's command line of a process."""
-    match seat.role:
+    match assignment.role:
         case "student":
-            words = _student_words(seat, job, where)
+            words = _student_words(assignment, job, where)
         case "teacher":
-            words = _teacher_words(seat, sum(s.role == "teacher" for s in seats), job, where)
+            words = _teacher_words(
+                assignment, sum(s.role == "teacher" for s in assignments), job, where
+            )
         case _:
-            words = _evaluator_words(seat, job, where)
-    threads = () if seat.device.threads is None else ("--threads", str(seat.device.threads))
+            words = _evaluator_words(assignment, job, where)
+    threads = (
+        () if assignment.device.threads is None else ("--threads", str(assignment.device.threads))
+    )
     return (*words, *threads)
 
 
-def _student_words(seat: Assignment, job: DistillJob, where: Paths) -> tuple[str, ...]:
-    student, host = job.student, seat.host
+def _student_words(assignment: Assignment, job: DistillJob, where: Paths) -> tuple[str, ...]:
+    student, host = job.student, assignment.host
     settings = student.collect_settings()
     if (folder := where.checkpoints_folder(host)) is not None:
         settings["checkpoint.folder"] = folder
@@ -132,7 +144,7 @@ def _student_words(seat: Assignment, job: DistillJob, where: Paths) -> tuple[str
         ),
         *(("--compile",) if student.compile else ()),
         *(("--await-scores",) if job.budget is not None and job.evaluation is not None else ()),
-        *_device_words(seat.device),
+        *_device_words(assignment.device),
     )
 
 
@@ -149,27 +161,27 @@ def _model_words(job: DistillJob, host: Host, where: Paths) -> tuple[str, ...]:
 
 
 def _teacher_words(
-    seat: Assignment, teachers: int, job: DistillJob, where: Paths
+    assignment: Assignment, teachers: int, job: DistillJob, where: Paths
 ) -> tuple[str, ...]:
-    teacher, host = job.teacher, seat.host
-    number = int(seat.name.removeprefix("teacher-")) + 1
+    teacher, host = job.teacher, assignment.host
+    number = int(assignment.name.removeprefix("teacher-")) + 1
     tokenizer = None if teacher.tokenizer is None else where.local_path(host, teacher.tokenizer)
     return (
         *("distill", "teacher", where.local_path(host, teacher.model)),
         *(word for path in teacher.data for word in ("--data", where.local_path(host, path))),
         *_format_columns(teacher.columns),
         *("--out", where.logits_folder(host), *_format_flags({"tokenizer": tokenizer})),
-        *("--workers", f"{number}/{teachers}", "--name", seat.name),
+        *("--workers", f"{number}/{teachers}", "--name", assignment.name),
         *("--stay", "--until", str(PurePosixPath(where.watched_folder(host)) / "status.json")),
         *_with_student(job),
         *_format_flags(_scoring_settings(teacher)),
-        *_device_words(seat.device),
+        *_device_words(assignment.device),
     )
 
 
-def _evaluator_words(seat: Assignment, job: DistillJob, where: Paths) -> tuple[str, ...]:
+def _evaluator_words(assignment: Assignment, job: DistillJob, where: Paths) -> tuple[str, ...]:
     assert job.evaluation is not None
-    evaluation, host = job.evaluation, seat.host
+    evaluation, host = job.evaluation, assignment.host
     files = {
         name: None if path is None else where.local_path(host, path)
         for name, path in (("prompts", evaluation.prompts), ("problems", evaluation.problems))
@@ -182,9 +194,9 @@ def _evaluator_words(seat: Assignment, job: DistillJob, where: Paths) -> tuple[s
         *_format_columns(evaluation.columns),
         *_format_flags({"base": base and where.local_path(host, base), **files, **values}),
         *(("--run-code",) if evaluation.run_code else ()),
-        *("--runner", seat.name),
+        *("--runner", assignment.name),
         *_with_student(job),
-        *_device_words(seat.device),
+        *_device_words(assignment.device),
     )
 
 
@@ -198,9 +210,11 @@ def _get_adapted_model(job: DistillJob) -> str | None:
     return job.student.model if job.student.method == "lora" else None
 
 
-def list_read_paths(seat: Assignment, job: DistillJob, where: Paths) -> dict[str, tuple[str, ...]]:
+def list_read_paths(
+    assignment: Assignment, job: DistillJob, where: Paths
+) -> dict[str, tuple[str, ...]]:
     """Return the paths that a process needs on its host, by the check for them."""
-    match seat.role:
+    match assignment.role:
         case "student":
             texts = [job.teacher.tokenizer] if job.student.config is not None else []
             own = job.student.distillation.on_policy
@@ -217,18 +231,20 @@ def list_read_paths(seat: Assignment, job: DistillJob, where: Paths) -> dict[str
             files = [*job.evaluation.data, job.evaluation.prompts, job.evaluation.problems]
             wanted = {"model": [_get_adapted_model(job)], "validation": files}
     found = {
-        check: tuple(where.local_path(seat.host, path) for path in paths if path is not None)
+        check: tuple(where.local_path(assignment.host, path) for path in paths if path is not None)
         for check, paths in wanted.items()
     }
     return {check: paths for check, paths in found.items() if paths}
 
 
-def list_written_folders(seat: Assignment, where: Paths) -> dict[str, str]:
+def list_written_folders(assignment: Assignment, where: Paths) -> dict[str, str]:
     """Return the folders that a process writes to, by the check for them."""
     folders = {
-        "output": where.output if seat.role == "student" else None,
-        "logits": None if seat.role == "evaluator" else where.logits_folder(seat.host),
-        "checkpoints": None if seat.role == "teacher" else where.checkpoints_folder(seat.host),
+        "output": where.output if assignment.role == "student" else None,
+        "logits": None if assignment.role == "evaluator" else where.logits_folder(assignment.host),
+        "checkpoints": None
+        if assignment.role == "teacher"
+        else where.checkpoints_folder(assignment.host),
     }
     return {check: folder for check, folder in folders.items() if folder is not None}
 

@@ -31,26 +31,31 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: PlanCont
         ConfigError: the hosts' roles, devices or folders do not fit together.
     """
     refuse_unknown_devices(hosts)
-    seats = _assign_processes(hosts, job)
-    where = Paths(job, setting, seats)
+    assignments = _assign_processes(hosts, job)
+    where = Paths(job, setting, assignments)
     processes = [
         ProcessPlan(
-            name=seat.name,
-            role=seat.role,
-            host=seat.host.name,
-            device=seat.device.id,
-            backend=seat.device.backend,
-            threads=seat.device.threads,
-            argv=(*setting.get_trainer_command(seat.host), *build_command(seat, seats, job, where)),
-            env=build_environment(seat.device.threads, may_fall_back=seat.host.auto_devices),
-            folder=setting.process_folder(seat.host, seat.name),
-            report_file=where.heartbeat_file(seat),
-            required_paths=list_read_paths(seat, job, where),
-            writable_folders=list_written_folders(seat, where),
+            name=assignment.name,
+            role=assignment.role,
+            host=assignment.host.name,
+            device=assignment.device.id,
+            backend=assignment.device.backend,
+            threads=assignment.device.threads,
+            argv=(
+                *setting.get_trainer_command(assignment.host),
+                *build_command(assignment, assignments, job, where),
+            ),
+            env=build_environment(
+                assignment.device.threads, may_fall_back=assignment.host.auto_devices
+            ),
+            folder=setting.process_folder(assignment.host, assignment.name),
+            report_file=where.heartbeat_file(assignment),
+            required_paths=list_read_paths(assignment, job, where),
+            writable_folders=list_written_folders(assignment, where),
         )
-        for seat in seats
+        for assignment in assignments
     ]
-    used = {seat.host.name for seat in seats}
+    used = {assignment.host.name for assignment in assignments}
     return LaunchPlan(
         run_id=setting.run_id,
         output=where.output,
@@ -60,31 +65,31 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: PlanCont
 
 
 def _assign_processes(hosts: Sequence[Host], job: DistillJob) -> list[Assignment]:
-    """Return the seat of each process, the student first."""
+    """Return the assignment of each process, the student first."""
     student = student_host(hosts)
     teachers = teacher_hosts(hosts, student)
-    seats = [Assignment("student", "student", student, student_device(student))]
+    assignments = [Assignment("student", "student", student, student_device(student))]
     kind = job.teacher.backend
     for number in range(job.teacher.processes or len(teachers)):
         able = teachers if job.teacher.processes else [teachers[number]]
-        host, device = _least_used(able, kind, "teacher", seats)
-        seats.append(Assignment(f"teacher-{number}", "teacher", host, device))
+        host, device = _least_used(able, kind, "teacher", assignments)
+        assignments.append(Assignment(f"teacher-{number}", "teacher", host, device))
     if job.evaluation is not None:
         host = _find_only_host(hosts, "evaluator") or teachers[0]
         for number in range(job.evaluation.processes):
-            _, device = _least_used([host], job.evaluation.backend, "evaluator", seats)
+            _, device = _least_used([host], job.evaluation.backend, "evaluator", assignments)
             if device == CPU and host.cores is not None:
                 # They wait most of the time, so teachers on the same host keep most of the cores.
                 device = replace(CPU, threads=max(1, host.cores // 4 // job.evaluation.processes))
-            seats.append(Assignment(f"evaluator-{number}", "evaluator", host, device))
-    return [_with_threads(seat, seats) for seat in seats]
+            assignments.append(Assignment(f"evaluator-{number}", "evaluator", host, device))
+    return [_with_threads(assignment, assignments) for assignment in assignments]
 
 
-def _with_threads(seat: Assignment, seats: Sequence[Assignment]) -> Assignment:
-    """Return a seat with its share of the host's cores."""
-    beside = [other for other in seats if other.host.name == seat.host.name]
-    devices = share_cores(seat.host, [other.device for other in beside])
-    return replace(seat, device=devices[beside.index(seat)])
+def _with_threads(assignment: Assignment, assignments: Sequence[Assignment]) -> Assignment:
+    """Return an assignment with its part of the host's cores."""
+    beside = [other for other in assignments if other.host.name == assignment.host.name]
+    devices = share_cores(assignment.host, [other.device for other in beside])
+    return replace(assignment, device=devices[beside.index(assignment)])
 
 
 def student_host(hosts: Sequence[Host]) -> Host:
@@ -124,7 +129,7 @@ def student_device(host: Host) -> Device:
 
 
 def _least_used(
-    hosts: Sequence[Host], backend: str, role: str, seats: Sequence[Assignment]
+    hosts: Sequence[Host], backend: str, role: str, assignments: Sequence[Assignment]
 ) -> tuple[Host, Device]:
     """Return the device of a backend with the fewest processes, on the host with the fewest of a
     role; of equal ones that with the most cores, or the card with the most memory.
@@ -140,10 +145,13 @@ def _least_used(
 
     def measure_load(place: tuple[Host, Device]) -> tuple[int, int, int]:
         host, device = place
-        beside = [seat for seat in seats if seat.host is host]
-        used = sum((seat.device.backend, seat.device.id) == (backend, device.id) for seat in beside)
+        beside = [assignment for assignment in assignments if assignment.host is host]
+        used = sum(
+            (assignment.device.backend, assignment.device.id) == (backend, device.id)
+            for assignment in beside
+        )
         best = host.cores if device == CPU else device.memory
-        return used, sum(seat.role == role for seat in beside), -(best or 0)
+        return used, sum(assignment.role == role for assignment in beside), -(best or 0)
 
     return min(places, key=measure_load)
 

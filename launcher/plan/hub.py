@@ -42,8 +42,8 @@ def cache_folder() -> Path:
 
 def is_offline() -> bool:
     """Whether this machine is set offline for the hub."""
-    said = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-    return said.upper() in ("1", "ON", "YES", "TRUE")
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return offline.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _expand_path(path: str) -> Path:

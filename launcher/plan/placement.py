@@ -22,7 +22,7 @@ from trainer.system.process.child import FALLBACK_VARIABLE
 
 
 @dataclass(frozen=True)
-class _Seat:
+class _WorkerSlot:
     host: Host
     devices: tuple[Device, ...]
     """One, or those of a replica group."""
@@ -45,15 +45,15 @@ def place_run(
     refuse_unknown_devices(hosts)
     _refuse_shared_devices(hosts, setting)
     head, ring = _coordinator_host(hosts), config.exchange.is_ring
-    seats = _assign_workers(in_ring_order(hosts, head) if ring else hosts, expect_workers)
-    check_ring(config.exchange, head, [(seat.host, seat.devices) for seat in seats])
-    bind = _bind_address(head, seats, setting)
+    slots = _assign_workers(in_ring_order(hosts, head) if ring else hosts, expect_workers)
+    check_ring(config.exchange, head, [(slot.host, slot.devices) for slot in slots])
+    bind = _bind_address(head, slots, setting)
     listen = format_endpoint(bind, head.port)
-    world = len(seats) if ring else None
+    world = len(slots) if ring else None
     workers = [
-        _plan_worker(rank, seat, head, bind, setting, world) for rank, seat in enumerate(seats)
+        _plan_worker(rank, slot, head, bind, setting, world) for rank, slot in enumerate(slots)
     ]
-    reached_at = {head.connect_address, *(_connect_address(s.host, head, bind) for s in seats)}
+    reached_at = {head.connect_address, *(_connect_address(s.host, head, bind) for s in slots)}
     names = tuple(sorted({bind, head.name, *(name for name in reached_at if name)}))
     coordinator = ProcessPlan(
         name=COORDINATOR,
@@ -68,13 +68,13 @@ def place_run(
         argv=(
             *_trainer_command(head, setting),
             *_role_command(head, setting, COORDINATOR, "coordinator"),
-            *("--bind", listen, "--expect-workers", str(len(seats))),
+            *("--bind", listen, "--expect-workers", str(len(slots))),
         ),
         env=build_environment(1),
         folder=setting.process_folder(head, COORDINATOR),
         certificate_names=names,
     )
-    used = {head.name, *(seat.host.name for seat in seats)}
+    used = {head.name, *(slot.host.name for slot in slots)}
     return LaunchPlan(
         run_id=setting.run_id,
         output=config.output,
@@ -126,8 +126,8 @@ def _refuse_shared_devices(hosts: Sequence[Host], setting: PlanContext) -> None:
             owners[card] = host.name
 
 
-def _assign_workers(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
-    """Return one seat a worker, in rank order."""
+def _assign_workers(hosts: Sequence[Host], expect: int | None) -> list[_WorkerSlot]:
+    """Return one slot per worker, in rank order."""
     counts = {host.name: len(_by_worker(host.devices or ())) for host in hosts}
     found = sum(counts.values())
     wanted = max(1, found) if expect is None else expect
@@ -144,13 +144,13 @@ def _assign_workers(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
         # The host on which one more CPU worker gets the most cores; the first one on a tie.
         host = max(fillers, key=lambda h: (h.cores or 1) / (counts[h.name] + extra[h.name] + 1))
         extra[host.name] += 1
-    seats: list[_Seat] = []
+    slots: list[_WorkerSlot] = []
     for host in hosts:
         workers = [*_by_worker(host.devices or ()), *[[Device("cpu", "cpu")]] * extra[host.name]]
-        taken = workers[: wanted - len(seats)]
+        taken = workers[: wanted - len(slots)]
         shared = iter(share_cores(host, [device for worker in taken for device in worker]))
-        seats += [
-            _Seat(
+        slots += [
+            _WorkerSlot(
                 host,
                 tuple(islice(shared, len(worker))),
                 index,
@@ -158,7 +158,7 @@ def _assign_workers(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
             )
             for index, worker in enumerate(taken)
         ]
-    return seats
+    return slots
 
 
 def _by_worker(devices: Sequence[Device]) -> list[list[Device]]:
@@ -177,22 +177,22 @@ def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
 
     The coordinator needs little and gets no core of its own. Threads set in the inventory stay.
     """
-    open_seats = [i for i, d in enumerate(devices) if not d.is_gpu and d.threads is None]
-    if host.cores is None or not open_seats:
+    unpinned = [i for i, d in enumerate(devices) if not d.is_gpu and d.threads is None]
+    if host.cores is None or not unpinned:
         return list(devices)
-    fixed = sum(d.threads or 1 for i, d in enumerate(devices) if i not in open_seats)
-    each, rest = divmod(max(0, host.cores - fixed), len(open_seats))
+    fixed = sum(d.threads or 1 for i, d in enumerate(devices) if i not in unpinned)
+    each, rest = divmod(max(0, host.cores - fixed), len(unpinned))
     result = list(devices)
-    for position, index in enumerate(open_seats):
+    for position, index in enumerate(unpinned):
         threads = max(1, each + (1 if position < rest else 0))
         result[index] = replace(devices[index], threads=threads)
     return result
 
 
-def _bind_address(head: Host, seats: Sequence[_Seat], setting: PlanContext) -> str:
+def _bind_address(head: Host, slots: Sequence[_WorkerSlot], setting: PlanContext) -> str:
     """Return the one address to listen on: explicit, loopback on one host, else by route."""
     here = setting.get_machine_id(head)
-    far = sorted({s.host.name for s in seats if setting.get_machine_id(s.host) != here})
+    far = sorted({s.host.name for s in slots if setting.get_machine_id(s.host) != here})
     if head.bind_address is None and not far:
         return "127.0.0.1"
     candidate = head.bind_address or setting.routes.get(head.name)
@@ -231,12 +231,12 @@ def _connect_address(host: Host, head: Host, bind: str) -> str:
 
 
 def _plan_worker(
-    rank: int, seat: _Seat, head: Host, bind: str, setting: PlanContext, world: int | None
+    rank: int, slot: _WorkerSlot, head: Host, bind: str, setting: PlanContext, world: int | None
 ) -> ProcessPlan:
     """Return a worker of a star, or of a ring of `world`, which has no use for certificates."""
-    host, device = seat.host, seat.devices[0]
+    host, device = slot.host, slot.devices[0]
     name = f"worker-{rank}"
-    members = tuple(each.id for each in seat.devices) if device.group is not None else ()
+    members = tuple(each.id for each in slot.devices) if device.group is not None else ()
     target = format_endpoint(_connect_address(host, head, bind), head.port)
     gpu = ("--gpus", device.id) if device.is_gpu else ()
     if members:
@@ -244,7 +244,7 @@ def _plan_worker(
         gpu = ("--gpus", ",".join(ids), "--strategy", device.strategy)
     # The share of the cores is a worker's maximum, set in its environment: it computes with
     # fewer threads while other programs use them.
-    threads = ("--threads", str(device.threads)) if seat.is_fixed else ()
+    threads = ("--threads", str(device.threads)) if slot.is_fixed else ()
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
     if setting.get_machine_id(host) == setting.get_machine_id(head):
         own.add(bind)
@@ -260,7 +260,7 @@ def _plan_worker(
         name=name,
         role="worker",
         rank=rank,
-        local_rank=seat.local_rank,
+        local_rank=slot.local_rank,
         host=host.name,
         device=f"{'+'.join(members)} ({device.strategy})" if members else device.id,
         members=members,

@@ -29,7 +29,7 @@ from trainer.planning.strategy import Strategy
 from trainer.planning.teachers import (
     Measured,
     Place,
-    Seat,
+    TeacherDevice,
     TeacherOption,
     pick_teacher,
     teacher_options,
@@ -40,7 +40,7 @@ from trainer.planning.teachers import (
 class DistillationDevices:
     """The devices of a distillation."""
 
-    teachers: Sequence[Seat]
+    teachers: Sequence[TeacherDevice]
     """What each teacher may compute on."""
     student: ClusterShape
     """One device."""
@@ -114,16 +114,16 @@ def read_described_devices(cluster: ClusterShape) -> DistillationDevices:
     best = max(able, key=lambda pool: (pool.device.flops or 0, pool.device.memory))
     others = list(able)
     others.remove(best)
-    seats = [
-        Seat("cpu" if pool.device.is_processor else "cuda", pool.device, pool)
+    candidates = [
+        TeacherDevice("cpu" if pool.device.is_processor else "cuda", pool.device, pool)
         for pool in others or able
     ]
     left = dict.fromkeys(pool.device.name for pool in each if pool not in able)
-    told = [f"{name} is left out: it is neither CUDA nor a processor" for name in left]
+    notes = [f"{name} is left out: it is neither CUDA nor a processor" for name in left]
     return DistillationDevices(
-        teachers=seats,
+        teachers=candidates,
         student=ClusterShape(groups=(replace(best, hosts=1, devices=1),), between=None),
-        remarks=[*cluster.remarks, *told],
+        remarks=[*cluster.remarks, *notes],
     )
 
 
@@ -140,7 +140,7 @@ def survey_devices(inventory: Path | None) -> DistillationDevices:
         found = survey_hosts(load_inventory(inventory))
     host = student_host(found.hosts)
     taken = student_device(host)
-    seats, remarks = list[Seat](), list[str]()
+    candidates, remarks = list[TeacherDevice](), list[str]()
     for teacher in teacher_hosts(found.hosts, host):
         # Beside the student on this host, as it is started.
         beside = [replace(taken, threads=None)] if teacher is host else []
@@ -149,11 +149,11 @@ def survey_devices(inventory: Path | None) -> DistillationDevices:
         for device in (cpu, *(card for card in cards if teacher is not host or card != taken)):
             alone = cluster_of([replace(teacher, devices=(device,))], None)
             (pool,) = alone.groups
-            seats.append(Seat(cast("Place", device.backend), pool.device, pool))
+            candidates.append(TeacherDevice(cast("Place", device.backend), pool.device, pool))
             remarks += alone.remarks
     student = cluster_of([replace(host, devices=(taken,))], None)
-    told = tuple(dict.fromkeys((*remarks, *student.remarks)))
-    return DistillationDevices(teachers=seats, student=student, found=found, remarks=told)
+    notes = tuple(dict.fromkeys((*remarks, *student.remarks)))
+    return DistillationDevices(teachers=candidates, student=student, found=found, remarks=notes)
 
 
 def read_rates(texts: Sequence[str], found: Survey | None) -> tuple[float | None, list[Measured]]:

@@ -145,7 +145,7 @@ class RunView:
 
 
 _States = dict[str, tuple[ProcessState, str]]
-"""Of a host: the states and folders of its processes, by name."""
+"""States and folders of a host's processes, by name."""
 
 
 class RunMonitor:

@@ -151,15 +151,15 @@ def push_folder(
     options = [*place.options, *_COPY, _READABLE]
     only = [
         "--include=*/",
-        *(f"--include={voucher}" for voucher in COMPLETION_MARKERS),
+        *(f"--include={marker}" for marker in COMPLETION_MARKERS),
         "--exclude=*",
     ]
     changed = transfer_files(
         place.host, sources, target, [*options, *only, "--dry-run", "--existing", "--checksum"]
     )
-    for voucher in changed.names:  # from now on the old content vouches for nothing
-        there.remove_file(str(PurePosixPath(place.folder, name, voucher)))
-    without = [f"--exclude={voucher}" for voucher in COMPLETION_MARKERS]
+    for marker in changed.names:  # from now on the old content vouches for nothing
+        there.remove_file(str(PurePosixPath(place.folder, name, marker)))
+    without = [f"--exclude={marker}" for marker in COMPLETION_MARKERS]
     moved = transfer_files(place.host, sources, target, [*options, *without], report)
     last = ["--delete-after"] if delete else []
     return moved + transfer_files(place.host, sources, target, [*options, *last])

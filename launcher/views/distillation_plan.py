@@ -166,7 +166,9 @@ def _next_command(request: DistillationRequest, plan: DistillationPlan) -> list[
     if option.place == "cuda":
         settings["backend"] = "cuda"
     # Without a number each teacher's host has one.
-    if option.teachers != max(1, sum(seat.place == "cpu" for seat in request.devices.teachers)):
+    if option.teachers != max(
+        1, sum(candidate.place == "cpu" for candidate in request.devices.teachers)
+    ):
         settings["processes"] = option.teachers
     if kept.scheme != "topk":
         settings["scheme"] = kept.scheme

@@ -102,7 +102,7 @@ def _list_facts(view: RunView) -> Iterator[tuple[str, str]]:
             format_figure("loss", validation.get("loss"), ".4f"),
             format_figure("accuracy", validation.get("accuracy"), ".3f"),
         )
-        said = ", ".join(filter(None, scores))
-        yield "validation", f"validation at step {validation.get('step')}: {said}"
+        text = ", ".join(filter(None, scores))
+        yield "validation", f"validation at step {validation.get('step')}: {text}"
     if checkpoint := training.get("checkpoint"):
         yield "checkpoint", f"checkpoint of step {checkpoint.get('step')}"

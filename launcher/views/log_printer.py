@@ -15,10 +15,10 @@ from launcher.terminal import visible_lines
 from trainer.system.commandline.wrapping import terminal_width, wrap_line
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
-"""Of the prefixes, by rank; the coordinator's is bold."""
+"""Colours of the prefixes, by rank; the coordinator's is bold."""
 _BAR = " | "
 _INDENT = " " * len("00:00:00 ")
-"""Of a line that was broken: below the text behind the time."""
+"""Indentation of a wrapped line: below the text behind the time."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -109,7 +109,7 @@ ADAPTER_KEYS = KeyTable(
     ),
 )
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Of `init_lora_weights`; with the others the base's own weights were changed."""
+"""Values of `init_lora_weights` that leave the base's own weights unchanged."""
 _TASKS = {"SEQ_CLS": "classify", "CAUSAL_LM": "causal-lm"}
 _LORA = re.compile(
     r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|magnitude_vector(\.weight)?)"
@@ -127,7 +127,7 @@ class LoraPair:
     up: TensorHeader
     """B, `[out, r]`."""
     bias: TensorHeader | None = None
-    """Of B, `[out]`."""
+    """Bias of B, `[out]`."""
     magnitude: TensorHeader | None = None
     """The norm of each row of the result, `[out]`."""
 

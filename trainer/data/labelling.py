@@ -52,7 +52,7 @@ class Labelling:
 
     task: Task
     classes: Classes | None = None
-    """Of a classification."""
+    """Classes of a classification."""
     absent: tuple[int, ...] = ()
     """Classes below the highest that no line has."""
 

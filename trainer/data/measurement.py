@@ -30,7 +30,7 @@ class Measurement:
     unknown: int = 0
     """Samples that were not measured and may be cut."""
     tokens: int = 0
-    """Of all samples; estimated by their bytes if not all of them are measured."""
+    """Sum over all samples; estimated by their bytes if not all of them are measured."""
 
     @property
     def is_complete(self) -> bool:

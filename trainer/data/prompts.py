@@ -15,7 +15,7 @@ from trainer.model.architecture import read_vocabulary
 from trainer.system.errors import InputError
 
 MOST_TOKENS = 7000
-"""Of all prompts together, and of all answers: each must fit a control message."""
+"""Limit for all prompts together, and for all answers: each must fit a control message."""
 
 
 def encode_prompts(encoder: Encoder, model_dir: Path, samples: Sequence[Sample]) -> list[list[int]]:

@@ -37,8 +37,8 @@ SCHEMA = pa.schema(
         *(("digest", pa.binary(32)), ("size", pa.int32()), ("record", pa.binary())),
     ]
 )
-"""Of a row: its tokens, which of them are targets, or its class; and of its sample the digest, the
-bytes of its text, and of a prompt the record as JSON. A preference has two rows."""
+"""Schema of a row: its tokens, which of them are targets, or its class; and of its sample the
+digest, the bytes of its text, and of a prompt the record as JSON. A preference has two rows."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -74,7 +74,7 @@ class PieceReport:
     kind: Kind | None = None
     """What the labels are."""
     keys: list[list[Any]] = field(default_factory=list[list[Any]])
-    """Of `KeyCounts`."""
+    """Rows of `KeyCounts`."""
 
 
 def send_message(stream: IO[bytes], *parts: bytes | memoryview) -> None:

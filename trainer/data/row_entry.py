@@ -58,7 +58,7 @@ _COLUMNS = {
     **dict.fromkeys(("lengths", "longest", "kept", "label"), np.int32),
     **dict.fromkeys(("unlearned", "lost_text", "conversation"), np.bool_),
 }
-"""Of a report that a process makes of a piece, with a value for each sample."""
+"""Columns of a process's report on a piece, with a value for each sample."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Sample:
     source: str = field(default="", compare=False)
     """What precedes `line` in a message, where that is not `file:`."""
     rejected: Sample | None = None
-    """Of a preference the worse answer, after the same prompt."""
+    """Worse answer of a preference, after the same prompt."""
 
     @property
     def answers(self) -> tuple[Sample, ...]:

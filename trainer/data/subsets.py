@@ -29,7 +29,7 @@ class Subset:
 
     name: str
     patterns: dict[str, list[str]]
-    """Of the files of each split; of `ANY` the names of files tell the split."""
+    """Patterns of each split's files; with `ANY` the names of files tell the split."""
     is_default: bool = False
 
 

@@ -28,7 +28,7 @@ from jinja2.visitor import NodeTransformer
 from trainer.config.data import TEMPLATE_DATE
 
 MOST_WORK = 1_000_000
-"""Of one rendering: passes of loops, KiB of joined text, and calls, each as ten of them."""
+"""Limit of one rendering: passes of loops, KiB of joined text, and calls, each as ten of them."""
 _CALL = 10
 MOST_TEXT = 1 << 24
 """Characters of a joined or repeated text, items of such a list, and bits of a power."""

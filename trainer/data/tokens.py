@@ -34,7 +34,7 @@ class Encoded:
     soft: SoftTargets | None = None
     """A teacher's prediction of each token, beside `labels`."""
     rejected: Encoded | None = None
-    """Of a pair the worse answer, after the same prompt."""
+    """Worse answer of a pair, after the same prompt."""
 
     @property
     def answers(self) -> tuple[Encoded, ...]:

@@ -38,7 +38,7 @@ class RunnerOptions:
     """The options of a runner."""
 
     name: str
-    """Of the runner, in records and TensorBoard."""
+    """Name of the runner, in records and TensorBoard."""
     every: float = 10.0
     """Seconds between two checks of the folder."""
     claim_timeout: float = 60.0

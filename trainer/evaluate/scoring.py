@@ -39,7 +39,7 @@ class EvaluationScores:
     confusion: list[list[int]] | None = None
     """Counts as `confusion[label][prediction]`."""
     names: tuple[str, ...] | None = None
-    """Of the classes, if they have some."""
+    """Names of the classes, if they have some."""
     perplexity: float | None = None
 
     def as_json(self) -> dict[str, Any]:

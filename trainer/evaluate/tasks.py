@@ -34,7 +34,7 @@ class TaskOptions:
     problems: Path | None = None
     run_code: bool = False
     samples: int = 1
-    """Of each problem."""
+    """Samples of each problem."""
     max_new_tokens: int = 128
     temperature: float = 0.0
     harness_tasks: Path | None = None

@@ -57,7 +57,7 @@ class _Variant:
     optimizer: torch.optim.Optimizer
     device: torch.device
     dtype: torch.dtype | None = None
-    """Of autocast; None is fp32."""
+    """Type of autocast; None is fp32."""
     seconds: list[float] = field(default_factory=list[float])
     peaks: list[int] = field(default_factory=list[int])
     losses: list[float] = field(default_factory=list[float])

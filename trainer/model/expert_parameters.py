@@ -21,7 +21,7 @@ FUSED = "gate_up_proj"
 """The parameter of gates and ups."""
 _DOWN, _ROUTER = "down_proj", "gate.weight"
 _ORDER = (FUSED, _DOWN)
-"""Of the parameters of a module, as transformers defines them."""
+"""Order of a module's parameters, as transformers defines them."""
 
 
 class ExpertSlice(NamedTuple):

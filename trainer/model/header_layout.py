@@ -67,7 +67,7 @@ class StoredModel:
     model_dir: Path
     family: Family
     layers: list[dict[str, tuple[int, ...]]]
-    """Of each layer, shapes by name below the layer, in the order of names."""
+    """Shapes of each layer by name below the layer, in the order of names."""
     rest: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     def layer_module(self, layer: int) -> str:

@@ -24,10 +24,10 @@ class Prices:
 
     kwh: float | None = None
     hour: float | None = None
-    """Of one device."""
+    """Price of one device."""
     currency: str = ""
     hosts: tuple[HostRate, ...] = ()
-    """Of whole hosts, in place of `kwh` and `hour`."""
+    """Rates of whole hosts, in place of `kwh` and `hour`."""
 
 
 NO_PRICES = Prices()

@@ -99,8 +99,8 @@ def derive_settings(
         return []
     found = [part for part in _derive_task(config, given, model_dir) if part.key not in given]
     with contextlib.suppress(InputError):  # such as 4,000 classes: reported on use
-        settled = _with_derived(config, found)
-        found += _derive_schedule(settled, given)
+        derived = _with_derived(config, found)
+        found += _derive_schedule(derived, given)
         if model_dir is not None:
             found += _of_model(_with_derived(config, found), given, model_dir, rooms)
     return [part for part in found if part.key not in given]
@@ -296,20 +296,20 @@ def _fit_memory(
 
     The base is also stored smaller if only that keeps an accelerator busy.
     """
-    settled = _with_derived(config, found)
-    run = RunMemory.of_model_folder(model_dir, settled)
+    derived = _with_derived(config, found)
+    run = RunMemory.of_model_folder(model_dir, derived)
 
     def is_enough(changes: Mapping[str, Any], least: bool) -> bool:
-        memory = replace(run, config=settled.with_settings(changes))
+        memory = replace(run, config=derived.with_settings(changes))
         return all(memory.fits_room(room, busy=not least) for room in set(rooms))
 
-    own = {"model.dtype": settled.model.dtype, "model.quantization": settled.model.quantization}
-    if settled.training.precision == "fp32":
+    own = {"model.dtype": derived.model.dtype, "model.quantization": derived.model.quantization}
+    if derived.training.precision == "fp32":
         given = {*given, "model.dtype"}  # products would not be fp32
     ways = [own, *(own | {key: way[key] for key in way.keys() - given} for way in _STORED)]
-    ways = [way for way in ways if settled.method == "lora" or way == own]
+    ways = [way for way in ways if derived.method == "lora" or way == own]
     stored = next((way for way in ways if is_enough(way, least=False)), ways[-1])
-    length = settled.data.max_seq_len
+    length = derived.data.max_seq_len
     if "data.max_seq_len" not in given:
         while length // 2 >= _LEAST_LENGTH and not is_enough(
             stored | {"data.max_seq_len": length}, least=True

@@ -36,7 +36,7 @@ PCIE = 25e9
 DISK_RATE = 1e9
 """Bytes a second of weights that are read from their file again. A guess until it is measured."""
 MOST_DEVICES = 65_536
-"""Of a cluster that is planned; a rank is a number of 16 bits."""
+"""Limit of a planned cluster; a rank is a number of 16 bits."""
 MAIN_MEMORY = 0.75
 """Share of a host's main memory that its processes may use, where the free part is not known."""
 CORE_FLOPS = 64e9
@@ -104,14 +104,14 @@ class HostPool:
 
     hosts: int
     devices: int
-    """Of each host."""
+    """Devices of each host."""
     device: DeviceModel
     inside: float
     """Bytes a second between the devices of a host."""
     shares_host: bool = False
     """They are in the hosts of the pool before."""
     name: str = ""
-    """Of the host, where a description gives one."""
+    """Name of the host, where a description gives one."""
     main_memory: float | None = None
     """Bytes of each host; None: unknown."""
     disk: float | None = None

@@ -42,18 +42,18 @@ class ExchangeLoad:
     """
 
     link: LinkRates
-    """Of the remote host whose link is slowest."""
+    """Link of the slowest remote host."""
     elements: float
-    """Of a gradient: the trained parameters."""
+    """Elements of a gradient: the trained parameters."""
     blocks: int
     """Parts of a gradient that travel one after the other: the layers."""
     step_seconds: float
-    """Of a step without its exchange."""
+    """Seconds of a step without its exchange."""
     total_steps: int
     remotes: int = 1
     """Hosts beside the coordinator's; one stream comes from each."""
     microbatches: int = 1
-    """Of a step; blocks travel during the backward of the last."""
+    """Micro-batches of a step; blocks travel during the backward of the last."""
     coordinator: LinkRates | None = None
     """The coordinator's own link, with `up` towards it; None: as fast as `link`."""
     hidden: float | None = None

@@ -11,9 +11,9 @@ _SAMPLED_DIFFERENT = 0.24
 _TAIL_DIFFERENT = 0.96
 """The same among 8 samples of what top-64 leaves: 7.7 (docs/logits-format.md)."""
 _VALUE_BYTES = {"float16": 1.5, "float32": 3.05}
-"""Of a probability, its logarithm or an entropy: its exponent hardly varies and is packed."""
+"""Bytes of a probability, its logarithm or an entropy: its exponent hardly varies and is packed."""
 _TAIL_COUNT_BYTES, _COUNT_BYTES = 0.1, 0.7
-"""Of a count: beside kept tokens most are 0, without them they are small numbers."""
+"""Bytes of a count: beside kept tokens most are 0, without them they are small numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

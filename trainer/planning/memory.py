@@ -66,9 +66,9 @@ class DeviceElements:
     rest: float
     """Tables, norms, biases, experts that are not in NF4."""
     new: float
-    """Of adapters what trains, and the head of a classifier."""
+    """Parameters of adapters that train, and the head of a classifier."""
     still: float
-    """Of adapters what does not train."""
+    """Parameters of adapters that do not train."""
     tables: float = 0
     """Of `new` the head and the embedding that train whole."""
     experts: float = 0

@@ -50,7 +50,7 @@ class Request:
     """Preferences are learned beside a frozen reference."""
     length: int = 2048
     precision: Literal["auto"] | Precision = "auto"
-    """Of products; `auto`: 16 bits on accelerators, fp32 on processors."""
+    """Precision of products; `auto`: 16 bits on accelerators, fp32 on processors."""
     recompute: bool | None = None
     """Gradient checkpointing; None: what is fastest of what fits."""
     tokens: float = 50e6

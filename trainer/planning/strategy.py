@@ -34,9 +34,9 @@ class Strategy:
     stages: int = 1
     schedule: Schedule = "1f1b"
     microbatches: int = 1
-    """Of one step; a pipeline has several in flight."""
+    """Micro-batches of one step; a pipeline has several in flight."""
     codec: str = "auto"
-    """Of Motley's exchange; `auto`: the first that a step hides."""
+    """Codec of Motley's exchange; `auto`: the first that a step hides."""
 
     def __post_init__(self) -> None:
         if self.world < 1 or self.world % (self.tensor * self.stages):
@@ -90,15 +90,15 @@ class ElementSizes:
     """Bytes an element."""
 
     weight: int
-    """Of a weight that trains."""
+    """Bytes of a weight that trains."""
     gradient: int
     optimizer: int
     """Moments, and a fp32 copy of the weights where they are stored smaller."""
     activation: int
     frozen: int = 2
-    """Of a frozen weight that is not quantised."""
+    """Bytes of a frozen weight that is not quantised."""
     copies: int = 0
-    """Of a trained weight's copy in the format of the products, which autocast keeps."""
+    """Bytes of a trained weight's copy in the format of the products, which autocast keeps."""
 
 
 MIXED = ElementSizes(weight=2, gradient=2, optimizer=12, activation=2)
@@ -119,7 +119,7 @@ class TrainingSetup:
     experts: bool | None = None
     """Experts have adapters; None: if the family's do by default."""
     frozen_a: bool = False
-    """Of adapters B alone trains."""
+    """Whether B alone trains in adapters."""
     adapted_layers: int | None = None
     """Layers that have adapters; None: all."""
     dora: bool = False
@@ -144,7 +144,7 @@ class TrainingSetup:
     """The exchange's bytes for each trained element beside a worker's state and average, or in a
     run of one process beside its state."""
     classes: int | None = None
-    """Of a classifier; None for a language model."""
+    """Classes of a classifier; None for a language model."""
     taught: bool = False
     """Learns from a teacher's logits beside the tokens."""
     compared: bool = False

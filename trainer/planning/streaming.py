@@ -36,7 +36,7 @@ class ReadingPlan:
     resident: int
     layers: int
     tokens: int
-    """Of a micro-batch, for which each layer is read once a direction."""
+    """Tokens of a micro-batch, for which each layer is read once a direction."""
     read: float
     """Seconds to read all layers that do not stay."""
     forward: float

@@ -25,7 +25,7 @@ WINDOW = 1024
 """Default number of tokens of a window."""
 
 
-class Seat(NamedTuple):
+class TeacherDevice(NamedTuple):
     """Device or processor that a teacher may compute on."""
 
     place: Place
@@ -54,11 +54,11 @@ class WeightFormat:
     """How an engine holds a teacher's weights."""
 
     engine: str | None
-    """Of `TEACHER_ENGINES`; None: no engine of this version, planned to compare."""
+    """Name in `TEACHER_ENGINES`; None: no engine of this version, planned to compare."""
     weights: str
     """Their type: the dtype, or the quantisation."""
     bits: float
-    """Of a weight, with its part of a scale."""
+    """Bits of a weight, with its part of a scale."""
     file: bool = False
     """They are a file of this format, mapped: read when they are used, and may leave the memory. So
     are the dtype's where the model is stored in it."""
@@ -108,15 +108,15 @@ class Measured:
     """As in `WeightFormat`."""
     place: Place
     vocab_size: int
-    """Of the teacher, padding included."""
+    """Vocabulary of the teacher, padding included."""
     rates: Mapping[str, float]
     """Tokens a second of each teacher, by name; at least one."""
     bytes_per_token: float | None = None
-    """Of complete shards; None: there is none yet."""
+    """Bytes per token of complete shards; None: there is none yet."""
     kept: tuple[str, int | None] | None = None
     """Scheme and, of `topk`, k: what those bytes are of."""
     bits: float | None = None
-    """Of a weight in a GGUF file, that of its widest type."""
+    """Bits of a weight in a GGUF file, those of its widest type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def forward_bytes(shape: ModelShape, place: Place, tokens: int, width: int, leng
 
 def teacher_options(
     shape: ModelShape,
-    devices: Sequence[Seat],
+    devices: Sequence[TeacherDevice],
     length: int,
     *,
     given: float | None = None,
@@ -217,7 +217,9 @@ def teacher_options(
     Raises:
         InputError: nothing here is of the kind that a rate was measured on.
     """
-    devices_by_place = {at: [seat for seat in devices if seat.place == at] for at in BATCH}
+    devices_by_place = {
+        at: [candidate for candidate in devices if candidate.place == at] for at in BATCH
+    }
     found = [
         _make_option(shape, kind, place, devices_by_place[place], length, given)
         for kind in FORMATS
@@ -259,11 +261,11 @@ def _make_option(
     shape: ModelShape,
     kind: WeightFormat,
     place: Place,
-    seats: Sequence[Seat],
+    candidates: Sequence[TeacherDevice],
     length: int,
     given: float | None,
 ) -> TeacherOption:
-    devices = [seat.device for seat in seats]
+    devices = [candidate.device for candidate in candidates]
     if kind.is_gguf and (shape.experts > 1 or not shape.in_gguf):
         kind = replace(kind, engine=None)  # such files are not converted
     wide = kind.weights != "bfloat16"
@@ -305,8 +307,8 @@ def _make_option(
     if place == "cuda" and not able and not refused:
         passing = int((2 * shape.layer_parameters + shape.table_parameters) * kind.bits / 8)
         if working + passing <= room:
-            seat = max(seats, key=lambda one: one.device.memory)
-            rate, streamed = _stream_forwards(shape, seat, length, wide, weights, batch, given)
+            candidate = max(candidates, key=lambda one: one.device.memory)
+            rate, streamed = _stream_forwards(shape, candidate, length, wide, weights, batch, given)
             if facts and facts.streams_frozen:
                 fits, teachers, least = "streamed", 1, working + passing
             else:
@@ -330,7 +332,7 @@ def _make_option(
 
 def _stream_forwards(
     shape: ModelShape,
-    seat: Seat,
+    candidate: TeacherDevice,
     length: int,
     wide: bool,
     weights: int,
@@ -341,9 +343,11 @@ def _stream_forwards(
 
     Reading and computing are beside each other.
     """
-    pool = seat.pool or HostPool(hosts=1, devices=1, device=seat.device, inside=PCIE)
+    pool = candidate.pool or HostPool(hosts=1, devices=1, device=candidate.device, inside=PCIE)
     source = pool.find_source(weights)
-    computing = _tokens_per_second(shape, seat.device, seat.place, length, wide, 0.0, given)
+    computing = _tokens_per_second(
+        shape, candidate.device, candidate.place, length, wide, 0.0, given
+    )
     if computing is None:
         return None, f"with layers read from {source.text}"
     rate = min(computing, batch * source.rate / weights)

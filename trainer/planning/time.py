@@ -45,7 +45,7 @@ class StepTime:
     """Communication that no computation hides."""
     bubble: Term
     choice: ChosenExchange | None = None
-    """Of the codec, where a star exchanges."""
+    """Choice of the codec, where a star exchanges."""
 
     @property
     def total(self) -> float:

@@ -44,9 +44,9 @@ class StepResult:
     """Input tokens without padding."""
     seconds: float
     ce_sum: float | None = None
-    """Of a distillation step: the sum of the cross-entropy alone."""
+    """Sum of the cross-entropy alone, in a distillation step."""
     kl_sum: float | None = None
-    """Of a distillation step: the sum of the divergence from the teacher alone, in nats."""
+    """Sum of the divergence from the teacher alone, in nats, in a distillation step."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class EvalResult:
     """The result of a forward without gradients; sums, so that results add up."""
 
     loss_sum: float
-    """Of the cross-entropy, also if samples have soft targets."""
+    """Sum of the cross-entropy, also if samples have soft targets."""
     weight: int
     confusion: list[list[int]] | None
     """Counts as `confusion[label][prediction]`; None but for a classifier."""
     rewards: Rewards | None = None
-    """Of pairs."""
+    """Rewards of pairs."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
-    """Of a script: sums over the samples by name."""
+    """Figures of a script: sums over the samples by name."""
 
     @classmethod
     def sum_parts(cls, parts: Sequence[EvalResult]) -> EvalResult:

@@ -56,7 +56,7 @@ class UnknownKeys:
         self.counts: Counter[str] = Counter()
         """By key."""
         self.others = 0
-        """Of keys beyond those that are counted apart."""
+        """Count of keys beyond those that are counted apart."""
 
     def add(self, keys: Iterable[str]) -> None:
         """Count the unknown ones among the keys of one object."""

@@ -7,7 +7,7 @@ import re
 import time
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-"""Of `time.strftime`, for a time from `time.gmtime`."""
+"""Format of `time.strftime`, for a time from `time.gmtime`."""
 _AT_START = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\b")
 
 

@@ -73,7 +73,7 @@ class Status(TypedDict):
     state: RunState
     reason: str | None
     exit_code: int | None
-    """Of a run that has ended."""
+    """Exit code of a run that has ended."""
     pid: int
     step: int
     total_steps: int
@@ -84,11 +84,11 @@ class Status(TypedDict):
     unit: str
     """The unit of that rate: "tokens", or "samples" of a script."""
     exchange_ms: float | None
-    """Of the last step, from the slowest worker's first gradient to the commit."""
+    """Milliseconds of the last step, from the slowest worker's first gradient to the commit."""
     exchange_exposed_ms: float | None
-    """Of these, what was not hidden behind backward."""
+    """Part of these that was not hidden behind backward."""
     codec: str | None
-    """Of the last step, as a setting; flush steps are in bf16 all the same."""
+    """Codec of the last step, as a setting; flush steps are in bf16 all the same."""
     inner_steps: int | None
     """The inner steps of a round, if the last step was one."""
     generation: int
@@ -97,10 +97,10 @@ class Status(TypedDict):
     checkpoint: CheckpointStatus | None
     validation: ValidationStatus | None
     budget: dict[str, Any] | None
-    """Of a run with one: `spent`, `ceiling`, `currency`, `hourly_cost` at the present power, and
-    `measured_hosts`, whose power is measured."""
+    """Budget of a run that has one: `spent`, `ceiling`, `currency`, `hourly_cost` at the present
+    power, and `measured_hosts`, whose power is measured."""
     summary: list[str]
-    """Of a run that ended with exit code 0: its result, in lines for people."""
+    """Result of a run that ended with exit code 0, in lines for people."""
     notify_failure: str | None
     """Why the command for notifications failed at the last event; null if it did not."""
 

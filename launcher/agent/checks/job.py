@@ -289,7 +289,7 @@ class Workload:
 
     shape: ModelShape
     samples: float
-    """Of all its steps."""
+    """Samples of all its steps."""
     tokens: float
 
 

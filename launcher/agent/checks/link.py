@@ -182,12 +182,12 @@ def _probe_link(address: str, port: int, token: str, name: str, until: float) ->
             down = _take_burst(link)
             link.sendall(b"bye\n")
         except (OSError, ValueError) as error:
-            said = (
+            problem = (
                 "another program answers there"
                 if stage == "unauthenticated"
                 else _describe_stall(error)
             )
-            return ProbeResult(stage, said, round_trip, up)
+            return ProbeResult(stage, problem, round_trip, up)
     return ProbeResult("done", "", round_trip, up, down)
 
 

@@ -29,7 +29,7 @@ class SpendTotal:
 
     name: str
     seconds: float
-    """Of all hosts together."""
+    """Sum over all hosts."""
     kwh: float
     measured_fraction: float
     """Share of the seconds whose power was measured, 0 to 1; of the others it is planned."""

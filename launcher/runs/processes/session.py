@@ -39,7 +39,7 @@ _MOST_STATE = 1 << 16
 
 SUPERVISOR_LOST = "its supervisor was killed, or its host restarted"
 _CAUSES = {signal.SIGBUS.value: ": a file that it read was cut short, or its disk failed"}
-"""Of weights that are mapped, a page that the file has lost."""
+"""Causes by signal; SIGBUS: a page of mapped weights that the file has lost."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,8 +48,9 @@ class SystemdSupervisor(SessionSupervisor):
     def start_error(self, process: ProcessPlan) -> PartialError:
         """Return the error of a unit whose supervisor gives no sign of life."""
         unit = unit_of(self.run_id, process)
-        said = self._show_units([process]).units.get(unit, {})
-        words = ", ".join(said[key] for key in ("ActiveState", "SubState", "Result") if key in said)
+        properties = self._show_units([process]).units.get(unit, {})
+        keys = ("ActiveState", "SubState", "Result")
+        words = ", ".join(properties[key] for key in keys if key in properties)
         return PartialError(
             f"{process.name}: its unit did not start ({words or 'unknown to systemd'}); "
             f"see there: journalctl -u '{unit}'"
@@ -61,11 +62,11 @@ class SystemdSupervisor(SessionSupervisor):
         if state.state not in ("lost", "absent"):
             return state
         shown = self._show_units([process])
-        said = shown.units.get(unit_of(self.run_id, process), {})
+        properties = shown.units.get(unit_of(self.run_id, process), {})
         rebooted = state.supervisor is not None and state.supervisor.boot != shown.boot
-        due = rebooted and said.get("UnitFileState") == "enabled"  # but not its turn yet
-        coming = said.get("ActiveState") in _COMING
-        if coming or (due and said.get("ActiveState") == "inactive"):
+        due = rebooted and properties.get("UnitFileState") == "enabled"  # but not its turn yet
+        coming = properties.get("ActiveState") in _COMING
+        if coming or (due and properties.get("ActiveState") == "inactive"):
             again = super().read_state(process)  # its supervisor may have written something since
             return (
                 again if again.state not in ("lost", "absent") else replace(again, state="starting")

@@ -25,7 +25,7 @@ class Run:
     source: str = ""
     """The host whose plan.json this is; empty for a plan that was made here."""
     file_hosts: tuple[Host, ...] = ()
-    """Of a run that begins: the hosts that get its files, the registry's among them."""
+    """Hosts that get the files of a new run, the registry's among them."""
     is_launched: bool = True
     """Whether `launch` has started it, not `trainer finetune` alone."""
 

@@ -57,7 +57,7 @@ class Distillation:
         self._run = run
         self._read_at = -_EVERY
         self._windows: list[int] = []
-        """Of each shard; empty before a teacher has started."""
+        """Windows of each shard; empty before a teacher has started."""
         self._written: set[int] = set()
         self._damaged: set[int] = set()
         self._scores: list[_Score] = []

@@ -53,7 +53,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer. The page loads nothing from elsewhere, and is part of no other page."""
+"""Headers of every response: the page loads nothing from elsewhere, and no page embeds it."""
 _EVERY = 1.0
 _LONGEST_WORDS = 200
 

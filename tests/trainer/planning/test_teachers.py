@@ -22,7 +22,7 @@ from trainer.planning.teachers import (
     DISK_RATE,
     FORMATS,
     Measured,
-    Seat,
+    TeacherDevice,
     TeacherOption,
     gguf_batch,
     int8_opening_bytes,
@@ -50,13 +50,13 @@ def test_engines_and_quantisations_are_those_of_the_table() -> None:
 def test_a_gguf_file_is_picked_for_what_fits_in_no_other_form() -> None:
     def picked(gib: int) -> tuple[str | None, str] | None:
         pick = pick_teacher(
-            teacher_options(DENSE, [Seat("cpu", assume_processor(8, gib * GIB))], 1024)
+            teacher_options(DENSE, [TeacherDevice("cpu", assume_processor(8, gib * GIB))], 1024)
         )
         return pick and (pick.format.engine, pick.format.weights)
 
     assert picked(64) == ("torch", "bfloat16")
     assert picked(8) == ("gguf", "Q4_0")
-    experts = teacher_options(SPARSE, [Seat("cpu", BOX)], 1024)
+    experts = teacher_options(SPARSE, [TeacherDevice("cpu", BOX)], 1024)
     assert of(experts, "Q4_0").format.engine is None, "such a file is not converted"
 
 
@@ -73,15 +73,15 @@ def test_a_named_student_is_the_shipped_one() -> None:
 
 
 def test_the_weights_of_each_format() -> None:
-    options = teacher_options(SPARSE, [Seat("cpu", BOX)], 1024)
+    options = teacher_options(SPARSE, [TeacherDevice("cpu", BOX)], 1024)
     for weights, bits in (("float32", 32), ("bfloat16", 16), ("Q8_0", 8.5), ("Q4_0", 4.5)):
         assert of(options, weights).weights == pytest.approx(SPARSE.parameters * bits / 8)
-    dense = of(teacher_options(DENSE, [Seat("cpu", BOX)], 1024), "int8")
+    dense = of(teacher_options(DENSE, [TeacherDevice("cpu", BOX)], 1024), "int8")
     assert dense.weights == int8_opening_bytes(DENSE.parameters, DENSE.table_parameters)
 
 
 def test_80_billion_fit_300_gib_in_bf16_and_not_in_fp32() -> None:
-    options = teacher_options(SPARSE, [Seat("cpu", BOX)], 1024)
+    options = teacher_options(SPARSE, [TeacherDevice("cpu", BOX)], 1024)
     fits = {one.format.weights: one.fits for one in options}
     assert fits == {
         "float32": "no",
@@ -103,24 +103,25 @@ def test_80_billion_fit_300_gib_in_bf16_and_not_in_fp32() -> None:
 
 def test_a_mapped_file_that_exceeds_the_memory_needs_a_layer_and_the_disk() -> None:
     small = assume_processor(8, 6 * GIB)
-    found = of(teacher_options(DENSE, [Seat("cpu", small)], 1024), "bfloat16")
+    found = of(teacher_options(DENSE, [TeacherDevice("cpu", small)], 1024), "bfloat16")
     assert found.fits == "disk"
     in_use = DENSE.layer_parameters + DENSE.table_parameters
     assert found.least == in_use * 2 + found.working
-    whole = of(teacher_options(DENSE, [Seat("cpu", BOX)], 1024), "bfloat16")
+    whole = of(teacher_options(DENSE, [TeacherDevice("cpu", BOX)], 1024), "bfloat16")
     assert found.rate is not None
     assert whole.rate is not None
     assert 1 / found.rate - 1 / whole.rate == pytest.approx(
         found.weights / DISK_RATE / BATCH["cpu"]
     )
-    assert of(teacher_options(DENSE, [Seat("cpu", small)], 1024), "float32").fits == "no"
+    assert of(teacher_options(DENSE, [TeacherDevice("cpu", small)], 1024), "float32").fits == "no"
     tiny = assume_processor(8, 1 * GIB)
-    assert of(teacher_options(DENSE, [Seat("cpu", tiny)], 1024), "bfloat16").fits == "no"
+    assert of(teacher_options(DENSE, [TeacherDevice("cpu", tiny)], 1024), "bfloat16").fits == "no"
 
 
 def test_experts_are_stacked_in_memory_and_never_read_from_the_disk() -> None:
     found = of(
-        teacher_options(SPARSE, [Seat("cpu", assume_processor(8, 128 * GIB))], 1024), "bfloat16"
+        teacher_options(SPARSE, [TeacherDevice("cpu", assume_processor(8, 128 * GIB))], 1024),
+        "bfloat16",
     )
     assert found.fits == "no"
     assert found.least - found.working > 2 * SPARSE.expert_parameters > 0.9 * found.weights
@@ -129,11 +130,16 @@ def test_experts_are_stacked_in_memory_and_never_read_from_the_disk() -> None:
 def test_what_is_mapped_is_what_the_model_is_stored_in() -> None:
     small, fits = assume_processor(8, 6 * GIB), dict[str, list[str]]()
     for stored in ("BF16", "F32", "F16"):
-        options = teacher_options(replace(DENSE, stored=stored), [Seat("cpu", small)], 1024)
+        options = teacher_options(
+            replace(DENSE, stored=stored), [TeacherDevice("cpu", small)], 1024
+        )
         fits[stored] = [of(options, weights).fits for weights in ("float32", "bfloat16")]
     assert fits == {"BF16": ["no", "disk"], "F32": ["disk", "no"], "F16": ["no", "no"]}
     as_bf16, as_f16 = (
-        of(teacher_options(replace(DENSE, stored=stored), [Seat("cpu", BOX)], 1024), "int8").weights
+        of(
+            teacher_options(replace(DENSE, stored=stored), [TeacherDevice("cpu", BOX)], 1024),
+            "int8",
+        ).weights
         for stored in ("BF16", "F16")
     )
     assert as_f16 - as_bf16 == 4 * DENSE.parameters  # it is loaded in fp32
@@ -141,13 +147,13 @@ def test_what_is_mapped_is_what_the_model_is_stored_in() -> None:
 
 def test_an_engine_that_refuses_a_model_is_not_picked() -> None:
     gemma = replace(DENSE, in_gguf=False)
-    options = teacher_options(gemma, [Seat("cpu", assume_processor(8, 8 * GIB))], 1024)
+    options = teacher_options(gemma, [TeacherDevice("cpu", assume_processor(8, 8 * GIB))], 1024)
     assert of(options, "Q4_0").format.engine is None
     picked = pick_teacher(options)
     assert picked is not None
     assert picked.format.engine == "torch"
     hybrid = replace(DENSE, recurrent_layers=3)
-    refused = of(teacher_options(hybrid, [Seat("cpu", BOX)], 1024), "int8")
+    refused = of(teacher_options(hybrid, [TeacherDevice("cpu", BOX)], 1024), "int8")
     assert (refused.fits, refused.refused) == (
         "no",
         "refuses recurrent layers, which it cannot export",
@@ -156,18 +162,18 @@ def test_an_engine_that_refuses_a_model_is_not_picked() -> None:
 
 def test_a_longer_window_and_attention_that_is_not_fused_need_more() -> None:
     short, long = (
-        of(teacher_options(DENSE, [Seat("cpu", BOX)], length), "bfloat16").working
+        of(teacher_options(DENSE, [TeacherDevice("cpu", BOX)], length), "bfloat16").working
         for length in (1024, 131_072)
     )
     assert long > 10 * short
     kept = FAMILIES["gemma2"].kept
     assert kept.scores
     apart = of(
-        teacher_options(replace(DENSE, kept=kept), [Seat("cpu", BOX)], 1024), "bfloat16"
+        teacher_options(replace(DENSE, kept=kept), [TeacherDevice("cpu", BOX)], 1024), "bfloat16"
     ).working
     assert apart - short == 4096 * 1024 * DENSE.heads * 2 * 6
     files = [
-        of(teacher_options(DENSE, [Seat("cpu", BOX)], length), "Q8_0").working
+        of(teacher_options(DENSE, [TeacherDevice("cpu", BOX)], length), "Q8_0").working
         for length in (1024, 2048)
     ]
     assert files[1] - files[0] == 1024 * 8 * DENSE.layers * DENSE.keys  # of a window, in fp32
@@ -175,8 +181,8 @@ def test_a_longer_window_and_attention_that_is_not_fused_need_more() -> None:
 
 def test_a_gguf_file_is_read_again_by_each_of_its_smaller_forwards() -> None:
     small = assume_processor(8, 4 * GIB)
-    found = of(teacher_options(DENSE, [Seat("cpu", small)], 1024), "Q8_0")
-    whole = of(teacher_options(DENSE, [Seat("cpu", BOX)], 1024), "Q8_0")
+    found = of(teacher_options(DENSE, [TeacherDevice("cpu", small)], 1024), "Q8_0")
+    whole = of(teacher_options(DENSE, [TeacherDevice("cpu", BOX)], 1024), "Q8_0")
     assert found.fits == "disk"
     assert found.rate is not None
     assert whole.rate is not None
@@ -187,13 +193,16 @@ def test_a_gguf_file_is_read_again_by_each_of_its_smaller_forwards() -> None:
 
 def test_cards_hold_every_weight_and_compute_at_their_own_speed() -> None:
     card = DEVICES["RTX4090"]
-    options = teacher_options(DENSE, [Seat("cpu", BOX), Seat("cuda", card)], 1024)
+    options = teacher_options(DENSE, [TeacherDevice("cpu", BOX), TeacherDevice("cuda", card)], 1024)
     on_card = of(options, "bfloat16", "cuda")
     assert (on_card.fits, on_card.room) == ("yes", int(24 * GIB * USABLE))
     assert pick_teacher(options) is on_card
-    assert of(teacher_options(SPARSE, [Seat("cuda", card)], 1024), "bfloat16", "cuda").fits == "no"
+    assert (
+        of(teacher_options(SPARSE, [TeacherDevice("cuda", card)], 1024), "bfloat16", "cuda").fits
+        == "no"
+    )
     unknown = parse_cluster("1x24GB").groups[0].device
-    silent = of(teacher_options(DENSE, [Seat("cuda", unknown)], 1024), "bfloat16", "cuda")
+    silent = of(teacher_options(DENSE, [TeacherDevice("cuda", unknown)], 1024), "bfloat16", "cuda")
     assert (silent.fits, silent.teachers, silent.rate) == ("yes", 1, None)
 
 
@@ -206,7 +215,7 @@ def test_a_card_smaller_than_its_teacher_reads_layers_for_each_forward(
 ) -> None:
     """Qwen3-32B in bf16, 61 GiB: from the disk a forward of 32,768 tokens takes 65.5 s to read."""
     (pool,) = parse_cluster(f"RTX4090 {main}GB").groups
-    shape, seats = NAMED["qwen3-32b"], [Seat("cuda", pool.device, pool)]
+    shape, seats = NAMED["qwen3-32b"], [TeacherDevice("cuda", pool.device, pool)]
     later = of(teacher_options(shape, seats, 1024), "bfloat16", "cuda")
     assert (later.fits, later.rate) == ("no", None)
     assert later.streamed.startswith("would score ")
@@ -218,7 +227,9 @@ def test_a_card_smaller_than_its_teacher_reads_layers_for_each_forward(
     assert (found.fits, found.teachers) == ("streamed", 1)
     assert found.least < found.room < found.weights
     whole = replace(pool.device, memory=80 * GIB)
-    computed = of(teacher_options(shape, [Seat("cuda", whole)], 1024), "bfloat16", "cuda").rate
+    computed = of(
+        teacher_options(shape, [TeacherDevice("cuda", whole)], 1024), "bfloat16", "cuda"
+    ).rate
     assert computed is not None
     reads = BATCH["cuda"] * rate / found.weights
     assert found.rate == pytest.approx(min(computed, reads))
@@ -230,7 +241,9 @@ def test_a_card_smaller_than_its_teacher_reads_layers_for_each_forward(
 def test_parts_are_equal_so_a_slow_teacher_may_be_left_out(
     cores: tuple[int, int], teachers: int
 ) -> None:
-    seats: list[Seat] = [Seat("cpu", assume_processor(count, 300 * GIB)) for count in cores]
+    seats: list[TeacherDevice] = [
+        TeacherDevice("cpu", assume_processor(count, 300 * GIB)) for count in cores
+    ]
     found = of(teacher_options(DENSE, seats, 1024), "bfloat16")
     alone = of(teacher_options(DENSE, seats[:1], 1024), "bfloat16")
     assert found.teachers == teachers
@@ -247,17 +260,19 @@ def test_what_was_measured_replaces_what_is_computed() -> None:
         vocab_size=DENSE.vocab,
         rates={"a": 30.0, "b": 20.0},
     )
-    options = teacher_options(DENSE, [Seat("cpu", BOX)], 1024, measured=[measured])
+    options = teacher_options(DENSE, [TeacherDevice("cpu", BOX)], 1024, measured=[measured])
     found = of(options, "float32")
     assert (found.rate, found.teachers, found.source) == (40.0, 2, "measured")
     assert pick_teacher(options) is found
     file = replace(measured, engine="gguf", weights="Q4_K+Q6_K", bits=6.5625, rates={"a": 9.0})
-    options = teacher_options(DENSE, [Seat("cpu", BOX)], 1024, measured=[file])
+    options = teacher_options(DENSE, [TeacherDevice("cpu", BOX)], 1024, measured=[file])
     found = of(options, "Q4_K+Q6_K")
     assert (found.format.engine, found.rate, found.source) == ("gguf", 9.0, "measured")
     assert found.weights == int(DENSE.parameters * 6.5625 / 8)
     assert pick_teacher(options) is found
     with pytest.raises(InputError, match="it was measured on cuda, and no teacher here"):
-        teacher_options(DENSE, [Seat("cpu", BOX)], 1024, measured=[replace(measured, place="cuda")])
-    given = teacher_options(DENSE, [Seat("cpu", BOX)], 1024, given=45.7)
+        teacher_options(
+            DENSE, [TeacherDevice("cpu", BOX)], 1024, measured=[replace(measured, place="cuda")]
+        )
+    given = teacher_options(DENSE, [TeacherDevice("cpu", BOX)], 1024, given=45.7)
     assert {(one.rate, one.source) for one in given} == {(45.7, "given")}

@@ -32,9 +32,9 @@ class TeacherInfo:
     engine: str
     """The program that computes, see `distill.teacher.engines`."""
     quantization: str
-    """Of its weights; `none` for those of the model."""
+    """Quantization of its weights; `none` for those of the model."""
     dtype: str
-    """Of the forward: `bfloat16` and `float32` give different scores."""
+    """Type of the forward: `bfloat16` and `float32` give different scores."""
     vocab_size: int
     """Rows of its output layer, padding included."""
     tokenizer_size: int
@@ -59,7 +59,7 @@ class CorpusInfo:
     digest: str
     documents: int
     date: str = TEMPLATE_DATE
-    """Of their chat template, which may write it: see `data.date`."""
+    """Date of their chat template, which may write it: see `data.date`."""
 
 
 def shard_name(number: int) -> str:
@@ -147,7 +147,7 @@ class Description(Described):
     max_seq_len: int
     """Tokens of the longest window."""
     seed: int
-    """Of the draws."""
+    """Seed of the draws."""
     shards: tuple[ShardPlan, ...]
 
     @property

@@ -29,7 +29,7 @@ class Scheme:
     samples: int = 50
     """Draws with replacement at a position, of `sampled`."""
     temperature: float = 1.0
-    """Of the kept distribution: softmax(logits / temperature)."""
+    """Temperature of the kept distribution: softmax(logits / temperature)."""
     removed_tokens: RemovedTokens = "tail"
     """Where the probability of the teacher's tokens went that the student's vocabulary lacks. The
     first of the student's tokens that spell each of them only in folders of earlier versions."""

@@ -27,12 +27,12 @@ _POSITION_FIELDS = ("tail", "dropped", "entropy")
 _ENTRY_KINDS = {"ids": pa.int32(), "logprobs": pa.float32(), "counts": pa.int16()}
 _HALF = ("logprobs", *_POSITION_FIELDS)
 _ENTRY_BYTES = 16
-"""Of one entry in memory, at most, with its place; a position and a window have some more."""
+"""Most bytes of one entry in memory, with its place; a position and a window have some more."""
 _SLACK = 1 << 20
 _ROUNDED = 0.01
 """What float16 and sums of float32 may add to a probability, its logarithm or an entropy."""
 LEVEL = 3
-"""Of zstd, its default: smaller than 1, and 9 is much slower for little gain."""
+"""Level of zstd, its default: smaller than 1, and 9 is much slower for little gain."""
 _RATIO, _SMALLEST = 1000, 16 << 20
 """Times that a shard's bytes unpack to at most; scores of a teacher take 2 to 10 times theirs."""
 

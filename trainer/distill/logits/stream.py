@@ -30,7 +30,7 @@ class Position:
 
     epoch: int = 0
     group: int = 0
-    """Of shards; after the last one, each postponed shard is a group."""
+    """Group of shards; after the last one, each postponed shard is a group."""
     index: int = 0
     """Consumed places of the group's order."""
     postponed: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from trainer.distill.logits.scores import Scheme, Window
 from trainer.system.errors import StorageError
 
 BINS = 10
-"""Of the histogram of kept mass, each 0.1 wide."""
+"""Bins of the histogram of kept mass, each 0.1 wide."""
 
 
 @dataclass(frozen=True, kw_only=True)

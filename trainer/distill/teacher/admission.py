@@ -27,7 +27,7 @@ from trainer.system.errors import RefusedError
 log = logging.getLogger(__name__)
 
 TOKENS = 512
-"""Of the sample: the corpus's first ones."""
+"""Tokens of the sample: the corpus's first ones."""
 LIMIT = 0.02
 """Mean KL in nats above which an engine is refused."""
 

@@ -74,7 +74,7 @@ class Assignment:
     windows: WindowCutter
     folder: LogitsFolder
     description: Description
-    """Of the folder, which the first admitted teacher writes there."""
+    """Description of the folder, which the first admitted teacher writes there."""
 
     def write_description(self, kl: float | None) -> None:
         """Write the description to the folder, or compare it with the existing one.

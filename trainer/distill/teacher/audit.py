@@ -51,13 +51,13 @@ class AuditResult:
     """KL(stored || live) in nats a position, with everything not kept exactly as one token; of
     `sampled` estimated from the draws and the stored entropy, without bias."""
     standard_error: float
-    """Of the mean, over positions."""
+    """Standard error of the mean, over positions."""
     max_kl: float | None
-    """Of one position; None for `sampled`, where one position has no meaning."""
+    """Largest divergence of one position; None for `sampled`, where one position has no meaning."""
     same_draws: float | None
     """Share of the stored draws that recur; None if nothing is drawn."""
     limit: float = LIMIT
-    """Of the mean: `LIMIT`, or more by what an admitted engine may differ."""
+    """Limit of the mean: `LIMIT`, or more by what an admitted engine may differ."""
 
     @property
     def is_another_teacher(self) -> bool:

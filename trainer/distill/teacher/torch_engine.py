@@ -95,7 +95,7 @@ def rows_at_once(vocab_size: int, device: torch.device) -> int:
 
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-"""Of an expert that is stored alone: transformers copies such ones into one tensor a layer."""
+"""Name of an expert that is stored alone: transformers copies such ones into one tensor a layer."""
 
 
 def weight_bytes(model_dir: Path, dtype: torch.dtype) -> tuple[int, int]:

@@ -41,7 +41,7 @@ class TrimResult:
     documents: int
     characters: int
     corpus_tokens: int
-    """Of the trimmed tokenizer, without special tokens around a text."""
+    """Tokens of the trimmed tokenizer, without special tokens around a text."""
     corpus_teacher_tokens: int
     covered_tokens: int
     """The kept ones of the teacher's corpus tokens."""

@@ -189,7 +189,7 @@ class GradientSum:
         self._whole: dict[int, dict[int, BlockAssembly]] = {}
         """Whole contributions that wait for others, by block and shard, in order of arrival."""
         self._begun: dict[int, tuple[int, int]] = {}
-        """Of each block the contributions that were added already, and their weight."""
+        """Added contributions of each block, and their weight."""
         self._square_sums: dict[int, float] = {}
 
     @property

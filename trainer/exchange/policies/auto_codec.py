@@ -42,9 +42,9 @@ class _Window:
     """Medians over some steps, in seconds."""
 
     compute: float
-    """Of a step, without what the exchange adds."""
+    """Seconds of a step, without what the exchange adds."""
     span: float
-    """Of the exchange, from the first gradient to the commit."""
+    """Seconds of the exchange, from the first gradient to the commit."""
     out: float
     """What of it backward did not hide."""
 
@@ -61,7 +61,7 @@ class CodecChoice:
     ) -> None:
         self.plan = plan
         self.codec = FREE[0] if settings.codec == AUTO else settings.codec
-        """Of ordinary steps, as a setting."""
+        """Codec of ordinary steps, as a setting."""
         self._is_auto = settings.codec == AUTO
         self._layout = layout
         self._emit = emit

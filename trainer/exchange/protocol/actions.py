@@ -78,7 +78,7 @@ class Step:
     worker_samples: Mapping[int, int] = field(init=False)
     """Samples by rank."""
     exchange_exposed_ms: float = 0.0
-    """Of `exchange_ms`, what was not hidden behind backward: the step's time beyond the slowest
+    """Part of `exchange_ms` that was not hidden behind backward: the step's time beyond the slowest
     worker's computing."""
     sample_ranges: Sequence[Sequence[int]]
     """The samples that counted, as [rank, start, stop] in the epoch's order: the ledger."""

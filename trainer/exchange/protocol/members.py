@@ -25,7 +25,7 @@ class Job:
     data_digest: str
     motley_version: str
     base_digest: str | None = None
-    """Of the model's tensors alone: what an adapter belongs to. `model` includes it."""
+    """Digest of the model's tensors alone: what an adapter belongs to. `model` includes it."""
 
 
 @dataclass

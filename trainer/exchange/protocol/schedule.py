@@ -31,7 +31,7 @@ class StepPlan:
     epochs: int
     max_steps: int | None = None
     inner_steps: int = 0
-    """Of a round; 0: the run has no rounds."""
+    """Inner steps of a round; 0: the run has no rounds."""
     flush_every: tuple[int, ...] = (1,)
     """A step is a flush step if its number, counted from 1, is a multiple of one of these."""
     rounds_after: int = 0

@@ -164,7 +164,7 @@ class FrameDecoder:
         """Where the payload of the present frame goes once its header is here."""
         self._space = memoryview(self._header)
         self._fields: tuple[Any, ...] = ()
-        """Of the header that was checked last."""
+        """Fields of the header that was checked last."""
 
     def accept_tensors(self) -> None:
         """Accept tensor payloads from now on."""

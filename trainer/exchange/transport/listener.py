@@ -27,7 +27,7 @@ from trainer.system.errors import InputError
 MAX_PENDING = 64
 """Connections that are not members yet, in all."""
 MAX_PENDING_PER_ADDRESS = 32
-"""Of one address: twice the workers that a machine may start at once."""
+"""Limit of one address: twice the workers that a machine may start at once."""
 RESERVED = 64
 """Descriptors kept back for checkpoints and logs."""
 _LEAST = 8
@@ -172,7 +172,7 @@ class Listener:
 
     def _has_room(self, host: str) -> bool:
         """Return whether one more connection of an address may begin."""
-        from_there = sum(stranger.host == host for stranger in self._pending.values())
+        from_there = sum(pending.host == host for pending in self._pending.values())
         return (
             len(self._pending) < min(MAX_PENDING, self._room // 2)
             and from_there < MAX_PENDING_PER_ADDRESS

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _VERSION = 2
-"""Of this conversion: another one makes another folder of the same file."""
+"""Version of this conversion: another one makes another folder of the same file."""
 _ROPE = "rope_freqs.weight"
 
 

@@ -94,8 +94,8 @@ GGUF_KEYS = KeyTable(
         "tokenizer.ggml.precompiled_charsmap": "is not converted; give the original model folder",
     },
 )
-"""Of `general.*` and `quantize.*` only the architecture and the type count: they describe the
-file."""
+"""Keys that are read; of `general.*` and `quantize.*` only the architecture and the type count:
+they describe the file."""
 
 
 def find_model_type(metadata: Mapping[str, Any], path: Path) -> str:

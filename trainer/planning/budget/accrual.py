@@ -18,7 +18,7 @@ class HostSpend:
     kwh: float = 0.0
     money: float = 0.0
     measured: float = 0.0
-    """Of the seconds, those whose power was measured; of the others it is planned."""
+    """Seconds whose power was measured; that of the others is planned."""
 
     def add_spend(self, other: HostSpend) -> None:
         """Count another part of the same host."""

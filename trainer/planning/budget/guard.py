@@ -16,7 +16,7 @@ from trainer.planning.cost import money_text
 STOPPING = 30.0
 """Seconds that a clean end is expected to take: the step under way (10 s), and the save."""
 STEP_PATIENCE = 10.0
-"""Of these, the seconds that a stop waits for the step under way."""
+"""Part of these seconds that a stop waits for the step in progress."""
 _STEPS = 50
 """Steps whose mean time is that of the next ones."""
 

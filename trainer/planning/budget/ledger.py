@@ -26,7 +26,7 @@ SPEND_FILE = LEDGER
 LATEST = 253402300800.0
 """Unix seconds at the end of the year 9999, the last that a date can name."""
 MOST = 1e15
-"""Of money or kWh in a line: no sum of lines overflows."""
+"""Limit of money or kWh in a line: no sum of lines overflows."""
 _LOCK_PATIENCE = 1.0
 """Seconds: a writer holds the lock for one write; one that was stopped must not stop others."""
 _TAIL = 1 << 16
@@ -44,7 +44,7 @@ class SpendRecord(BaseModel):
     seconds: float = Field(ge=0, lt=LATEST)
     kwh: float = Field(ge=0, lt=MOST)
     measured_seconds: float = Field(ge=0, lt=LATEST)
-    """Of the seconds, those whose power was measured; of the others it is planned."""
+    """Seconds whose power was measured; that of the others is planned."""
     cost: float = Field(ge=0, lt=MOST)
     currency: str | None = Field(default=None, max_length=1000)
     step: int = Field(default=0, ge=0, lt=2**63)

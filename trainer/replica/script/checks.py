@@ -15,7 +15,7 @@ from trainer.data.metrics import MOST_FIGURES, Figures
 from trainer.replica.script.user_script import ScriptFaultError
 
 _TOLERANCE = 1e-3
-"""Of the sum: other sizes of a batch round products otherwise, bf16's by this much."""
+"""Tolerance of the sum: other sizes of a batch round products otherwise, bf16's by this much."""
 
 
 def check_loss(found: Any) -> tuple[Tensor, int]:

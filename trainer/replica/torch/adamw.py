@@ -27,8 +27,8 @@ class FusedAdamW:
         self._settings = settings
         self._groups = list(groups)
         self.state: dict[Tensor, dict[str, Tensor]] = {}
-        """Of each parameter both moments, `exp_avg` and `exp_avg_sq`, and `step`, the number of its
-        updates in fp32 on its device."""
+        """State of each parameter: both moments, `exp_avg` and `exp_avg_sq`, and `step`, the
+        number of its updates in fp32 on its device."""
 
     def reset_moments(self) -> None:
         """Set moments and steps to zero; an owner of vectors for them sets `state` instead."""

@@ -156,9 +156,9 @@ class MicroBatch:
     positions: Tensor | None = None
     """int64 `[B, T]`, each token's place in its sample, if rows hold several."""
     soft: SoftTargetRows | None = None
-    """Of the target tokens, row by row."""
+    """Soft targets of the target tokens, row by row."""
     targets: Targets | None = None
-    """Of a language model, on the device; `to` finds them."""
+    """Targets of a language model, on the device; `to` finds them."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same on another device, for which the host does not wait."""

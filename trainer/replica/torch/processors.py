@@ -30,11 +30,11 @@ class ProcessorUsage(NamedTuple):
 
     clock: float
     busy: float
-    """Of all processors together."""
+    """Busy time of all processors together."""
     own: float
-    """Of this process."""
+    """Processor time of this process."""
     stolen: float
-    """Of all processors together, given to other guests by the hypervisor."""
+    """Time of all processors that the hypervisor gave to other guests."""
 
 
 def count_usable_processors() -> int:

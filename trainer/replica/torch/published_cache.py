@@ -27,7 +27,7 @@ class StoredLayers:
 
     def __init__(self, backbone: Any, store: LayerStore) -> None:
         self.places: Tensor | None = None
-        """Of the next tokens, `[B, 1]`; None for prompts."""
+        """Positions of the next tokens, `[B, 1]`; None for prompts."""
         self.cache = transformers.DynamicCache(config=backbone.config)
         for layer in store.layers:
             self.cache.layers[layer] = _ForwardingLayer()

@@ -176,7 +176,7 @@ class SoftTargetTables:
     weights: NDArray[np.float32]
     """`[N, K]`, 0 after the last entry of a row."""
     entropy: float
-    """Of all rows together, in nats: their cross-entropy less this is the divergence."""
+    """Entropy of all rows together, in nats: their cross-entropy less this is the divergence."""
 
 
 def compute_table_width(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]]) -> int:

@@ -94,7 +94,7 @@ def _connect_in_time(patience: float, environment: Environment) -> Store | None:
     def claim_rank() -> None:
         try:
             store = _connect_store(environment, patience)
-            claimed = environment.by_torchrun or store.add(f"seat-{environment.rank}", 1) == 1
+            claimed = environment.by_torchrun or store.add(f"claim-{environment.rank}", 1) == 1
             found.put(store if claimed else None)
         except dist.DistError:  # it ended meanwhile
             found.put(None)

@@ -32,8 +32,8 @@ def fork_workers(load: Callable[[], None]) -> None:
     Without a supervisor that asks for it, or if a fork would be unsafe (not on Linux, or with a
     second thread), it returns in this process, which then is the worker.
     """
-    keeper, _, descriptor = os.environ.pop(PARENT_VARIABLE, "").partition(":")
-    if sys.platform != "linux" or keeper != str(os.getppid()):
+    supervisor, _, descriptor = os.environ.pop(PARENT_VARIABLE, "").partition(":")
+    if sys.platform != "linux" or supervisor != str(os.getppid()):
         return
     # OpenBLAS starts threads as NumPy is imported; a worker's products are torch's or the GPU's.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -49,7 +49,7 @@ def fork_workers(load: Callable[[], None]) -> None:
             if not request:
                 sys.exit(0)  # the supervisor needs no more workers
             (output,) = descriptors
-            if _is_worker(requests, int(keeper), output):
+            if _is_worker(requests, int(supervisor), output):
                 return
             os.close(output)
             os.environ[FALLBACK_VARIABLE] = "1"  # the next one is a restart

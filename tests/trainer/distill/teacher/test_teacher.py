@@ -29,7 +29,7 @@ from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.model_config import read_shape
-from trainer.planning.teachers import BATCH, WINDOW, ForwardSize, Seat, teacher_options
+from trainer.planning.teachers import BATCH, WINDOW, ForwardSize, TeacherDevice, teacher_options
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError, NonFiniteError
 
@@ -314,7 +314,7 @@ def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
     host = DeviceModel(name="host", flops=1e12, memory=need, watts=None, source="assumed")
     planned = {
         one.format.weights: one
-        for one in teacher_options(read_shape(folder), [Seat("cpu", host)], WINDOW)
+        for one in teacher_options(read_shape(folder), [TeacherDevice("cpu", host)], WINDOW)
         if one.format.engine == "torch"
     }
     assert planned["bfloat16"].least == need

@@ -89,7 +89,7 @@ class ParallelReplica:
         self.layout = layout
         self._config, self._device, self._mesh = config, device, mesh
         self.copies = mesh["data"].size()
-        """Of the model, which work on different samples."""
+        """Copies of the model, which work on different samples."""
         self._scale = LossScale(config, device, SCALE_OF_MEAN, dist.group.WORLD)
         self._pipeline = None
         if config.parallel.pipeline.stages > 1:
