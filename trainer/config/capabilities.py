@@ -232,8 +232,8 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "model.resident",
         (*_CHOSEN_BY_SETTINGS, *_STARTED_TOGETHER),
-        "model.resident {value}: only a worker of a coordinator reads layers at each use; take all"
-        " or auto",
+        "model.resident {value}: only a worker of a coordinator reads layers at each use; use "
+        "all or auto",
         lambda resident: isinstance(resident, int),
     ),
     Refusal(
@@ -245,18 +245,18 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "lora.use_dora",
         ("wgpu",),
-        f"lora.use_dora: wgpu does not scale the rows of a product; leave it out, or take {_TORCH}",
+        f"lora.use_dora: wgpu does not scale the rows of a product; leave it out, or use {_TORCH}",
     ),
     Refusal(
         "lora.modules_to_save",
         ("wgpu",),
-        "lora.modules_to_save: wgpu trains no tables beside adapters; leave it out, or take"
+        "lora.modules_to_save: wgpu does not train tables besides adapters; leave it out, or use"
         f" {_TORCH}",
     ),
     Refusal(
         "task dpo",
         ("wgpu",),
-        f"task dpo: wgpu compares no answers; take {_TORCH}, or another task",
+        f"task dpo: wgpu does not compare answers; use {_TORCH}, or another task",
     ),
     Refusal(
         "training.label_smoothing",
@@ -267,7 +267,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "training.precision",
         ("wgpu",),
-        f"training.precision {{value}}: wgpu computes in fp32; leave it at auto, or take {_TORCH}",
+        f"training.precision {{value}}: wgpu computes in fp32; leave it at auto, or use {_TORCH}",
         lambda precision: precision in ("bf16", "fp16"),
     ),
 )

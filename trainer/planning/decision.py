@@ -101,7 +101,7 @@ def _suggest_remedy(options: Sequence[StrategyOption]) -> str:
         one = min(able, key=lambda option: option.seconds)
         need = f"{format_gib(one.memory.total)} of {format_gib(one.room)} GiB"
         return (
-            f"{one.title} would need {need}: take devices that hold all layers; in this version"
+            f"{one.title} would need {need}: use devices that hold all layers; in this version"
             " only those of dense models are read at each use."
         )
     least = min(options, key=lambda option: option.memory.total / option.room)
