@@ -176,7 +176,7 @@ class AgentLink:
                     words = self.pipe.last_output().strip().splitlines()
                     if words and not self.hello:  # the login works, what it starts does not
                         self._has_ended = True
-                        return self._fail_link(f"its {self._startup_state} has ended: {words[-1]}")
+                        return self._fail_link(f"its {self._startup_state} exited: {words[-1]}")
                     reason = f": {words[-1]}" if words else ""
                     return self._fail_link(f"connection lost, its agent exited{reason}")
                 self._silence.observe(object())

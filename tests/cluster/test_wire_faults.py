@@ -98,13 +98,13 @@ BEFORE_JOINING: dict[str, Callable[[Attacker], bytes]] = {
 AFTER_JOINING: dict[str, tuple[Callable[[Attacker, int], bytes], str]] = {
     "a replayed frame": (
         lambda a, g: 2 * a.frame(messages.Heartbeat().to_frame(g, rank=a.rank)),
-        "frame 1 came, 2 was due",
+        "received frame 1, expected 2",
     ),
     "reordered frames": (
         lambda a, g: b"".join(
             reversed([a.frame(messages.Heartbeat().to_frame(g, rank=a.rank)) for _ in range(2)])
         ),
-        "frame 2 came, 1 was due",
+        "received frame 2, expected 1",
     ),
     "a second request": (lambda a, g: a.frame(a.request.to_frame(g)), "not for the coordinator"),
     "an older generation": (

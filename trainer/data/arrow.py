@@ -128,7 +128,7 @@ def arrow_rows(
         else:
             stream.seek(-len(_END), 2)
             if stream.read() != _END:
-                raise InputError(f"{place}: is truncated: it has no end mark; copy it again")
+                raise InputError(f"{place}: is truncated or damaged: no end mark; copy it again")
             _check_messages(stream, False, place)
             found = reader = pa.ipc.open_stream(stream)
         chosen = _choose_columns(pa, reader.schema, columns, place)

@@ -256,7 +256,7 @@ def test_lines_up_to_a_bad_one_count(tmp_path: Path) -> None:
         ({"input": "x", "label": 2}, "'label' must be from 0 to 1, got 2"),
         ({"input": "x", "label": 1}, "'label' is a number, that of line 1 is a word"),
         ({"input": "x", "lable": "ham"}, "lacks the key 'label'; is it 'lable'? rename that"),
-        ({"input": "x", "text": "y", "label": "ham"}, "has 'input' and 'text', and one is"),
+        ({"input": "x", "text": "y", "label": "ham"}, "has 'input' and 'text', of which one is"),
         ({"sentence1": "x", "sentence2": "y", "label": 1}, "'sentence1' is one of two texts"),
         ({"question": "x", "sentence": "y", "label": 1}, "'question' is one of two texts"),
         ({"sms": "x", "label": "ham"}, "lacks the key 'input' (or 'text'); its other keys are"),

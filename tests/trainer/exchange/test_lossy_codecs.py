@@ -175,9 +175,9 @@ def scale(value: float) -> bytes:
 
 # fmt: off
 LIES = {
-    "another codec": ("int8", 4, bytes(14), "codec 4 came, int8 was agreed"),
-    "fp32": ("int8", 0, bytes(40), "codec 0 came, int8 was agreed"),
-    "an unknown codec": ("int4", 99, bytes(10), "codec 99 came, int4 was agreed"),
+    "another codec": ("int8", 4, bytes(14), "received codec 4, expected int8"),
+    "fp32": ("int8", 0, bytes(40), "received codec 0, expected int8"),
+    "an unknown codec": ("int4", 99, bytes(10), "received codec 99, expected int4"),
     "too long": ("int8", 2, bytes(500), "block 0: bytes 0..500 came, 0 of 14 are here"),
     "a NaN scale": ("int8", 2, scale(np.nan), "int8: a scale is negative, too large or not a"),
     "an infinite scale": ("int8", 2, scale(np.inf), "int8: a scale is negative, too large or"),

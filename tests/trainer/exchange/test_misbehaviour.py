@@ -15,7 +15,7 @@ REASONS = {
     "another step": "a gradient of step 1, which is not in progress",
     "another rank": "a gradient of step 0, which is not in progress",
     "a block that is not there": "block 4000 of 4",
-    "another codec": "codec 9 came, fp32 was agreed",
+    "another codec": "received codec 9, expected fp32",
     "a gap in a block": "block 0: bytes 8..24 came, 0 of 40 are here",
     "an empty piece": "block 0: bytes 0..0 came, 0 of 40 are here",
     "a block too long": "block 0: bytes 0..1000 came, 0 of 40 are here",
@@ -25,7 +25,7 @@ REASONS = {
     "a report ahead": "a report on the weights after step 1001, which was not requested",
     "a command": "STEP_COMMIT is not for the coordinator",
     "a state": "STATE is not a control message",
-    "a replay": "STATE_LOADED: frame 1 came, 2 was due",
+    "a replay": "STATE_LOADED: received frame 1, expected 2",
     "garbage": "the peer does not use Motley's protocol (bad magic)",
     "a broken checksum": "HEARTBEAT: checksum does not match",
 }

@@ -95,7 +95,7 @@ def test_training_data_is_a_file_without_a_teacher_and_its_folder_with_one(tmp_p
     assert "1 of 1 shards are missing" in unfinished.detail, "answers are data as any other"
     unscored = check_training_data(training(logits, **teacher))
     assert unscored.status == "fail"
-    assert "holds generated answers" in unscored.detail
+    assert "contains answers" in unscored.detail
     unfit = check_training_data(training(file, **teacher))
     assert unfit.status == "fail"
     assert "data.train is a folder of logits" in unfit.detail

@@ -90,7 +90,7 @@ def test_several_pieces_and_a_short_group_decode_in_place(kind: type) -> None:
 @pytest.mark.parametrize("off", [-1, 1, 100])
 def test_a_wrong_length_is_refused(kind: type, off: int) -> None:
     codec = kind()
-    with pytest.raises(ProtocolError, match=r"a block of \d+ bytes came"):
+    with pytest.raises(ProtocolError, match=r"block of \d+ bytes, expected"):
         codec.decode(np.zeros(codec.encoded_size(300) + off, np.uint8), np.empty(300, np.float32))
 
 

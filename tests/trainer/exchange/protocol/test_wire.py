@@ -183,7 +183,7 @@ def test_garbage_is_refused(garbage: bytes):
         ({"type": 200}, "unknown message type 200"),
         ({"flags": 1}, "unknown flags 0x1"),
         ({"run": RUN ^ 1}, "another run"),
-        ({"sequence": 1}, "frame 1 came, 0 was due"),
+        ({"sequence": 1}, "received frame 1, expected 0"),
     ],
 )
 def test_a_wrong_header_with_a_right_checksum(changes: dict[str, int | bytes], reason: str):
@@ -196,7 +196,7 @@ def test_replayed_reordered_and_skipped_frames():
     encoder = FrameEncoder(RUN)
     first, second, third = (as_bytes(encoder, frame) for frame in SMALL)
     for wrong in ([first, first], [second, first], [first, third], [first, second, first]):
-        with pytest.raises(ProtocolError, match="was due"):
+        with pytest.raises(ProtocolError, match="expected"):
             feed(FrameDecoder(RUN), b"".join(wrong))
 
 

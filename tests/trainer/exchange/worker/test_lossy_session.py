@@ -144,5 +144,5 @@ def test_an_average_that_lies_ends_the_membership(session: Session) -> None:
     fields = {name: getattr(frame, name) for name in Frame.__slots__}
     with pytest.raises(ProtocolError, match="int4: exponent 255, at most 253"):
         session.receive_frame(Frame(**{**fields, "payload": bytes(damaged)}))
-    with pytest.raises(ProtocolError, match="codec 2 came, int4 was agreed"):
+    with pytest.raises(ProtocolError, match="received codec 2, expected int4"):
         session.receive_frame(Frame(**{**fields, "codec": 2, "block": 1}))

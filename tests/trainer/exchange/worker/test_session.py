@@ -186,7 +186,7 @@ def test_an_average_twice_or_of_no_block():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"codec": 1}, "codec 1 came, fp32 was agreed"),
+        ({"codec": 1}, "received codec 1, expected fp32"),
         ({"offset": 4}, "bytes 4..20 came, 0 of 40 are here"),
         ({"payload": b""}, "bytes 0..0 came"),
         ({"payload": bytes(44)}, "bytes 0..44 came"),

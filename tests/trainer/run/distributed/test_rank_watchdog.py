@@ -48,7 +48,9 @@ def test_a_rank_that_is_gone_or_hangs_is_named_with_its_host(
     # The first rank that times out closes its connections, and another's collective may fail then.
     assert any(f": a collective {verb}: " in line for line in lines)
     for rank, line in zip((0, 2), lines, strict=True):
-        assert re.match(rf"trainer: rank {rank} on host{rank}: a collective [a-z ]+: no sign", line)
+        assert re.match(
+            rf"trainer: rank {rank} on host{rank}: a collective [a-z ]+: no heartbeat", line
+        )
         assert "no heartbeat from rank 1 on host1 (killed, stopped or cut off)" in line
         assert f"rank {2 - rank} on" not in line, "a rank that lives is not blamed"
     assert found[case]["recorded"] == ["rank-0.json", "rank-2.json"]

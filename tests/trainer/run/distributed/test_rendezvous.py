@@ -33,10 +33,10 @@ def meet_again() -> list[str]:
     with pytest.raises(UnreachableError) as refused:
         open_store(one, 0.5)
 
-    tried = stores[0].add("seat-1", 0)
+    tried = stores[0].add("claim-1", 0)
     with ThreadPoolExecutor(1) as executor:
         waiting = executor.submit(open_store, one, 120)
-        wait_for(lambda: stores[0].add("seat-1", 0) > tried, "the next try of rank 1")
+        wait_for(lambda: stores[0].add("claim-1", 0) > tried, "the next try of rank 1")
         stores.clear()  # the former attempt has ended
         again = open_store(zero, 60)
         again.set("attempt", "2")

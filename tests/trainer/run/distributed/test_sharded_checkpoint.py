@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.long
 
 CRASHING = "tests.trainer.run.distributed.crash_while_saving:die_at_every_place"
-HERE = "tests.trainer.run.distributed.test_sharded_checkpoint_checkpoint"
+HERE = "tests.trainer.run.distributed.test_sharded_checkpoint"
 DDP = {"parallel.data": "ddp"}
 TENSOR = {"parallel.data": "fsdp", "parallel.tensor": 2, "parallel.sequence": True}
 FSDP = {"parallel.data": "fsdp"}
