@@ -163,7 +163,7 @@ def test_noise_of_a_login_shell_before_the_hello_is_passed_over(speak: Speak) ->
     [
         (
             "import sys; print('hm'); sys.exit('sh: 1: python: not found')",
-            "its login shell has ended: sh: 1: python: not found",
+            "its login shell exited: sh: 1: python: not found",
             ("hm", "sh: 1: python: not found"),
         ),
         (
@@ -192,7 +192,7 @@ def test_what_is_no_agent_is_quoted(
 
 def test_an_agent_of_another_version_is_refused_with_what_to_do(speak: Speak) -> None:
     code = "print(HELLO.replace('agent/2', 'agent/9')); import sys; sys.stdin.read()"
-    with pytest.raises(PreflightError, match=r"speaks motley.agent/9.*launch cluster push"):
+    with pytest.raises(PreflightError, match=r"uses protocol motley.agent/9.*launch cluster push"):
         RemoteConnection("far", lambda: AgentLink("far", speak(code))).open_link()
 
 
