@@ -202,7 +202,7 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
             continue
         raise BusyError(
             f"the cluster is busy: run {view.run.run_id} is {view.state}; "
-            "see: launch status, end it: launch cluster down"
+            "see: launch status, stop it: launch cluster down"
         )
 
     def read_live_runs(place: StateFolder) -> list[str]:
