@@ -70,7 +70,7 @@ class DeviceElements:
     still: float
     """Parameters of adapters that do not train."""
     tables: float = 0
-    """Of `new` the head and the embedding that train whole."""
+    """Part of `new`: the head and the embedding that train whole."""
     experts: float = 0
     """In NF4, which FSDP does not shard."""
 
