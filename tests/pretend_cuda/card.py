@@ -405,6 +405,8 @@ def inserted() -> Iterator[Card]:
         for name in ("alloc_storage", "free_storage"):
             patch.setattr(fsdp_param, name, nothing)
         patch.setattr(Card, "inserted", card)
+        # The device is this thread's alone, and transformers loads by several.
+        patch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
         # Backward runs where the card is, in this thread.
         with torch.autograd.set_multithreading_enabled(False), card:
             yield card

@@ -78,6 +78,7 @@ def compare_residents(
 ) -> dict[str, Any]:
     """Return whether a case with no resident layer has the bits of the one with all of them."""
     results: list[list[bytes]] = []
+    next(_steps(case, folder, settings, "cpu"))()  # what is imported must not see the device
     with attached() if real else inserted():
         for resident in ("all", 0):
             own = settings | {"model.resident": resident}

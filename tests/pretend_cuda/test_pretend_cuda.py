@@ -22,6 +22,8 @@ from tests.trainer.replica.torch.parallel.models import write_drawn_model
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tests.conftest import TinyModel
+
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(900),  # the first waits for a compiler and imports, on a busy machine too
@@ -211,6 +213,36 @@ def test_layers_that_are_copied_at_each_use_give_the_bits_of_resident_ones(
     [found] = place.run(f"{HERE}:compare_residents", *given, world=0)
     assert found["same"]
     assert found["results"]
+
+
+@pytest.fixture
+def experts(tiny_model: TinyModel) -> str:
+    """Return a mixture of experts with more layers than slots."""
+    sizes = {"num_hidden_layers": 3, "moe_intermediate_size": 64, "tie_word_embeddings": False}
+    return str(tiny_model("qwen3_moe", **sizes))
+
+
+ATTENTION = {"lora.target_modules": ["q_proj", "v_proj"]}
+
+
+@pytest.mark.parametrize("name", ["qlora", "qlora-recomputed"])
+def test_experts_that_are_copied_at_each_use_give_the_bits_of_resident_ones(
+    place: Place, experts: str, name: str
+) -> None:
+    case, settings = STREAMED[name]
+    given = case, experts, {**settings, **ATTENTION}, place.real
+    [found] = place.run(f"{HERE}:compare_residents", *given, world=0)
+    assert found["same"]
+    assert found["results"]
+
+
+def test_experts_that_are_copied_as_they_are_stored_compute_what_the_cpu_does(
+    place: Place, experts: str
+) -> None:
+    """Resident ones are one product of transformers', which has other bits on a card."""
+    settings = {**FP32, **ATTENTION, "model.resident": 0}
+    [found] = place.run(f"{HERE}:compare", "worker", experts, settings, place.real, world=0)
+    assert found["far"] < EXACT
 
 
 @pytest.mark.parametrize(
