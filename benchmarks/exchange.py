@@ -38,7 +38,7 @@ from benchmarks.rig.cluster import COORDINATOR, LocalCluster, end_on_terminate
 from benchmarks.rig.comparison import run_ranks
 from benchmarks.rig.member import MemberSpec
 from benchmarks.rig.network import ShapedNetwork, missing
-from launcher.runs.certificates.authority import Authority, identity_of
+from launcher.runs.certificates.authority import Authority, certificate_identity
 from trainer.config.codec import CODECS
 from trainer.exchange.protocol.codecs import make_codec
 
@@ -188,8 +188,10 @@ class Star:
 def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None:
     """Make a CA and a folder of certificates for the coordinator and every rank."""
     authority = Authority.create()
-    roles = {COORDINATOR: identity_of(synthetic.RUN_ID, None)}
-    roles |= {f"rank-{rank}": identity_of(synthetic.RUN_ID, rank) for rank in range(workers)}
+    roles = {COORDINATOR: certificate_identity(synthetic.RUN_ID, None)}
+    roles |= {
+        f"rank-{rank}": certificate_identity(synthetic.RUN_ID, rank) for rank in range(workers)
+    }
     for role, identity in roles.items():
         target = folder / role
         target.mkdir(parents=True)

@@ -55,9 +55,9 @@ def run_ids(_: click.Context) -> list[str]:
 @_without_errors
 def queued_ids(context: click.Context) -> list[str]:
     """Offer what waits in the queue or is over, the latest first."""
-    from launcher.runs.queue import queue_of
+    from launcher.runs.queue import open_queue
 
-    entries, _ = queue_of(context.params.get("inventory"))[0].read_entries()
+    entries, _ = open_queue(context.params.get("inventory"))[0].read_entries()
     return [entry.id for entry in reversed(entries) if entry.state != "started"]
 
 

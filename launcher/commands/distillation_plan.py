@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainer.planning.logits_size import StoredScores
     from trainer.planning.shapes import ModelShape
 
-teaching_options = combine_options(
+distillation_options = combine_options(
     click.option(
         "--distill",
         is_flag=True,
@@ -111,7 +111,7 @@ def print_distillation_plan(
         given=given,
         measured=measured,
     )
-    planned = distillation_plan.plan_teaching(request)
+    planned = distillation_plan.plan_distillation(request)
     if as_json:
         render.print_json(view.teaching_tree(request, planned))
     else:

@@ -70,7 +70,7 @@ def export(
     The run is a new one, given by a config, or an existing one (--run) that continues there.
     """
     from launcher.export.bundle import export_run
-    from launcher.export.export_source import new_run, own_run
+    from launcher.export.export_source import open_new_run, open_own_run
     from launcher.export.target import parse_target, target_of
     from launcher.runs.up import survey_hosts
     from launcher.views import render
@@ -78,7 +78,9 @@ def export(
     target = target_of(survey_hosts(cluster.hosts).hosts) if text is None else parse_target(text)
     order = config_order(**described)
     outgoing = (
-        new_run(order) if run_id is None else own_run(cluster.find_runs_registry(), run_id, order)
+        open_new_run(order)
+        if run_id is None
+        else open_own_run(cluster.find_runs_registry(), run_id, order)
     )
     folder = into or Path(f"export-{outgoing.run_id}")
     done = export_run(

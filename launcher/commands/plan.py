@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands.distillation_plan import (
+    distillation_options,
     print_distillation_plan,
     refuse_mixed,
-    teaching_options,
 )
 from launcher.commands.options import Currency, json_option
 from trainer.system.commandline.number import Number
@@ -103,7 +103,7 @@ class _Count(click.ParamType[float]):
     help="Currency of both prices, e.g. EUR.",
 )
 @click.option("--explain", metavar="STRATEGY", help="Show a strategy's formulas, e.g. fsdp.")
-@teaching_options
+@distillation_options
 @json_option
 def plan(
     model: str | None,

@@ -53,10 +53,10 @@ def add(cluster: Cluster, timeout: float | None, as_json: bool, **described: Any
 @json_option
 def list_queue(cluster: Cluster, as_json: bool) -> None:
     """List the queue, the oldest job first: what waits, was started, and is over."""
-    from launcher.runs.queue import queue_of
+    from launcher.runs.queue import open_queue
     from launcher.views import render
 
-    entries, skipped = queue_of(cluster.inventory)[0].read_entries()
+    entries, skipped = open_queue(cluster.inventory)[0].read_entries()
     if as_json:
         tree = [
             {
@@ -85,10 +85,10 @@ def list_queue(cluster: Cluster, as_json: bool) -> None:
 @click.argument("run_id", metavar="ID", shell_complete=completion.queued_ids)
 def remove(cluster: Cluster, run_id: str) -> None:
     """Remove a job that waits or is over; its run is kept. One that was started is refused."""
-    from launcher.runs.queue import queue_of
+    from launcher.runs.queue import open_queue
     from launcher.views import render
 
-    queue_of(cluster.inventory)[0].remove(run_id)
+    open_queue(cluster.inventory)[0].remove(run_id)
     render.print_line(f"{run_id} removed from the queue")
 
 

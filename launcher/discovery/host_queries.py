@@ -119,7 +119,7 @@ def _ask_candidate(
 ) -> FoundMachine:
     host = candidate.host
     connection, missing = visited
-    route = ssh.route_of(host)
+    route = ssh.find_route(host)
     machine = connection.ask(describe_machine)
     detection = connection.ask(detect_devices)
     folder = host.state_folder or (MANAGED_STATE if missing else connection.state_folder)

@@ -17,7 +17,7 @@ from launcher.agent.operations import find_routes
 from launcher.discovery.host_queries import FoundMachine
 from launcher.errors import ConfigError
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import Answers, ask_each, line_of
+from launcher.hosts.fleet import Answers, ask_each, format_error
 from launcher.inventory.facts.network import Route
 from launcher.plan.routes import choose_address
 
@@ -114,7 +114,7 @@ def measure_links(found: Sequence[FoundMachine], port: int) -> list[MeasuredLink
         answers = ask_machines(ends, _DEADLINE + 2 * _MARGIN)
         for a, b in pairs:
             if b in routes.errors:
-                links.append(_unmeasured_link(a, b, line_of(b, routes.errors[b])))
+                links.append(_unmeasured_link(a, b, format_error(b, routes.errors[b])))
             elif a not in addresses:
                 problem = f"{b} has no route to an address of {a}"
                 links.append(MeasuredLink(a, b, problem=problem))
@@ -149,7 +149,7 @@ def _judge_link(
 ) -> MeasuredLink:
     """Return the link by what both of its ends report."""
     if other in answers.errors:
-        return _unmeasured_link(one, other, line_of(other, answers.errors[other]))
+        return _unmeasured_link(one, other, format_error(other, answers.errors[other]))
     crossing, listening = answers.found[other], answers.found.get(one)
     assert isinstance(crossing, ProbeResult)
     if crossing.stage == "done":
@@ -157,7 +157,7 @@ def _judge_link(
             one, other, crossing.download_rate, crossing.upload_rate, crossing.round_trip
         )
     if one in answers.errors:
-        return _unmeasured_link(one, other, line_of(one, answers.errors[one]))
+        return _unmeasured_link(one, other, format_error(one, answers.errors[one]))
     if isinstance(listening, ListenResult) and listening.problem:
         return _unmeasured_link(one, other, f"host {one}: {listening.problem}")
     reason = _FAILURES.get(crossing.stage, "{detail}")

@@ -187,7 +187,7 @@ def _read_place(host: Host) -> tuple[str, int] | None:
     """Return the address and port of a host; None: it is this machine."""
     if host.is_local:
         return None
-    route = ssh.route_of(host)
+    route = ssh.find_route(host)
     return route.address.lower(), route.port
 
 

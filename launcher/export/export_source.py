@@ -11,7 +11,7 @@ from launcher.errors import ConfigError, PreflightError
 from launcher.inventory.hosts import Host
 from launcher.plan.configuration import JobRequest
 from launcher.runs.records.registry import Registry, new_run_id
-from launcher.runs.records.stored_configs import config_of
+from launcher.runs.records.stored_configs import read_run_config
 from launcher.runs.status import RunMonitor
 from trainer.config.run import RunConfig
 from trainer.model.files import local_model
@@ -22,14 +22,14 @@ _HERE = (Host(name="localhost", connection="local"),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outgoing:
+class ExportSource:
     """A run and its settings, with this machine's paths."""
 
     run_id: str
     config: RunConfig
 
 
-def new_run(order: JobRequest) -> Outgoing:
+def open_new_run(order: JobRequest) -> ExportSource:
     """Return a new run for another system; missing settings are derived from its data and model.
 
     Raises:
@@ -44,10 +44,10 @@ def new_run(order: JobRequest) -> Outgoing:
             for part in derive_settings(config, order.derived_settings, folder, ())
         }
         config = config.with_settings(found)
-    return Outgoing(run_id=new_run_id(config.name), config=config)
+    return ExportSource(run_id=new_run_id(config.name), config=config)
 
 
-def own_run(registry: Registry, run_id: str, order: JobRequest) -> Outgoing:
+def open_own_run(registry: Registry, run_id: str, order: JobRequest) -> ExportSource:
     """Return a run that began here, with other settings where the run allows it.
 
     Raises:
@@ -68,7 +68,7 @@ def own_run(registry: Registry, run_id: str, order: JobRequest) -> Outgoing:
         raise PreflightError(
             f"run {run_id} is up; stop it first: launch cluster down --run {run_id}"
         )
-    kept = config_of(registry, run_id, set(order.settings))[0]
+    kept = read_run_config(registry, run_id, set(order.settings))[0]
     try:
         before = RunConfig.model_validate(parse_yaml(kept))
         config = before.with_settings(order.settings)
@@ -78,4 +78,4 @@ def own_run(registry: Registry, run_id: str, order: JobRequest) -> Outgoing:
         raise ConfigError(
             f"--run {run_id}: a run keeps these settings until its end: {', '.join(changes)}"
         )
-    return Outgoing(run_id=run_id, config=config)
+    return ExportSource(run_id=run_id, config=config)

@@ -64,7 +64,7 @@ class Answers(Generic[T]):
             LauncherError: of the first host's kind, `refusal` for its OSError; the lines of the
                 other hosts are its details.
         """
-        lines = [line_of(name, error) for name, error in self.errors.items()]
+        lines = [format_error(name, error) for name, error in self.errors.items()]
         for error in self.errors.values():
             kind = type(error) if isinstance(error, LauncherError) else refusal
             details = error.details if isinstance(error, LauncherError) else ()
@@ -72,7 +72,7 @@ class Answers(Generic[T]):
         return self.found
 
 
-def line_of(name: str, error: Trouble) -> str:
+def format_error(name: str, error: Trouble) -> str:
     """Return one line that names the host."""
     if isinstance(error, LauncherError):
         text = str(error)

@@ -61,10 +61,10 @@ def visit_host(host: Host) -> tuple[Connection, str]:
     if VISITS not in connection.marks:
         return connection, ""
     found = NoAgentError("", [mark for mark in connection.marks if mark != VISITS])
-    return connection, str(explain_failure(host, route_of(host).user, found))
+    return connection, str(explain_failure(host, find_route(host).user, found))
 
 
-def route_of(host: Host) -> SshRoute:
+def find_route(host: Host) -> SshRoute:
     """Return how ssh would reach a host, by ssh_config and the inventory; contacts nothing.
 
     Its command is for programs like rsync, and verifies hosts as `connect` does.
@@ -123,7 +123,7 @@ def _pooled_connection(host: Host, visiting: bool = False) -> RemoteConnection:
 
 def _open_link(host: Host, visiting: bool) -> AgentLink:
     """Log in and start an agent, which brings its code along if it is `visiting`."""
-    user = route_of(host).user
+    user = find_route(host).user
     try:
         return _start_agent(host, visiting)
     except NoAgentError as error:
@@ -144,7 +144,7 @@ def _start_agent(host: Host, visiting: bool, is_refused: bool = False) -> AgentL
     from launcher.hosts.ssh_pipe import SshPipe  # Fabric: 0.2 s that only a remote host costs
 
     command = agent_command(host, visiting, is_refused)
-    pipe = SshPipe(f"host {host.name}", route_of(host), command)
+    pipe = SshPipe(f"host {host.name}", find_route(host), command)
     if visiting:
         # Without Python nothing reads it; the error that the host prints says so.
         with contextlib.suppress(OSError):

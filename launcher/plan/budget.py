@@ -64,7 +64,7 @@ def currency_of(hosts: Sequence[Host], own: str | None) -> str | None:
     return next(iter(found.values()), None)
 
 
-def rates_of(
+def list_host_rates(
     hosts: Sequence[Host],
     ranks: Mapping[str, Sequence[int]],
     identities: Mapping[str, str] | None = None,
@@ -125,7 +125,7 @@ def with_budget(
     for worker in plan.workers:
         if worker.rank is not None:
             ranks.setdefault(worker.host, []).append(worker.rank)
-    rates = rates_of(hosts, ranks, identities)
+    rates = list_host_rates(hosts, ranks, identities)
     own = (budget or BudgetConfig()).model_dump()
     ledger = PurePosixPath(plan.leader.state_folder) / SPEND_FILE
     own |= {"currency": currency, "hosts": [r.model_dump() for r in rates], "ledger": str(ledger)}

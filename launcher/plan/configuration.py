@@ -125,7 +125,7 @@ def resolve_config(source: str | None, overrides: Mapping[str, Any], folder: Pat
     """Return the config of a run; relative paths in it are resolved from `folder`.
 
     Without a source it is the quickstart. With the user's own model or data it holds the given
-    settings, and a placeholder task until `follow_data` derives the rest.
+    settings, and a placeholder task until `derive_data_settings` derives the rest.
 
     The processes of a run work elsewhere, so a path must not depend on the current folder.
 

@@ -120,7 +120,7 @@ class LaunchPlan:
         return json.dumps({"schema": PLAN_SCHEMA, **asdict(self)}, indent=1).encode()
 
 
-def unit_of(run_id: str, process: ProcessPlan) -> str:
+def unit_name(run_id: str, process: ProcessPlan) -> str:
     """Return the unit's name of a process."""
     template = "coordinator" if process.role == "coordinator" else "worker"
     return f"motley-{template}@{run_id}:{process.name}.service"

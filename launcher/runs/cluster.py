@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.agent.checks.finding import Result
 from launcher.errors import ConfigError, LauncherError, UnreachableError
 from launcher.hosts import fleet, ssh
-from launcher.hosts.fleet import LOOK, REACH, describe_pending, line_of
+from launcher.hosts.fleet import LOOK, REACH, describe_pending, format_error
 from launcher.hosts.survey import Survey, survey_connected
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
@@ -27,15 +27,15 @@ from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts
 from launcher.runs.down import TeardownResult, tear_down
-from launcher.runs.preflight.derived_settings import follow_data
+from launcher.runs.preflight.derived_settings import derive_data_settings
 from launcher.runs.preflight.inspection import INPUT_CHECKS, inspect_hosts
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run, is_run_id
 from launcher.runs.records.stored_configs import (
     StartArguments,
-    config_of,
     list_differences,
-    start_of,
+    read_run_config,
+    read_start_arguments,
 )
 from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
@@ -146,7 +146,7 @@ class Cluster:
         is_copied = resume is not None and order.source is not None
         if is_copied:
             self._refuse_known(order, str(resume))
-        self.start = self.start.merge_onto(start_of(resume))
+        self.start = self.start.merge_with(read_start_arguments(resume))
         own = order.derived_settings if resume is None else None
         job = order.resolve_job(self.hosts) if resume is None or is_copied else None
         self.watch.end_lap("inventory")
@@ -170,7 +170,7 @@ class Cluster:
         elif isinstance(job, RunConfig):
             if own is not None:
                 with show_progress("measuring the data"):
-                    job, lines = follow_data(job, own, plan, found)
+                    job, lines = derive_data_settings(job, own, plan, found)
                 self.watch.end_lap("settings")
             head = found.connections.get(plan.leader.host)
             if not is_copied:
@@ -245,7 +245,7 @@ class Cluster:
         if (leader == "student") != (order.leader == "student"):
             up = "launch distill up" if leader == "student" else "launch cluster up"
             raise ConfigError(f"run {run_id} has a {leader}; to resume it: {up} --resume {run_id}")
-        config, remarks = config_of(self.registry, run_id, set(order.settings))
+        config, remarks = read_run_config(self.registry, run_id, set(order.settings))
         for remark in remarks:
             self._report(remark)
         with tempfile.TemporaryDirectory(prefix="motley-") as folder:
@@ -282,14 +282,16 @@ def check_hosts(
     """
     answers = fleet.ask_hosts(hosts, lambda _, connection: connection, REACH)
     unreachable = {
-        name: error if isinstance(error, LauncherError) else UnreachableError(line_of(name, error))
+        name: error
+        if isinstance(error, LauncherError)
+        else UnreachableError(format_error(name, error))
         for name, error in answers.errors.items()
     }
     found = survey_connected(hosts, answers.found, unreachable)
     try:
         plan = _plan_answering_hosts(found, job, expect_workers)
         if given is not None and plan is not None and isinstance(job, RunConfig):
-            job, _ = follow_data(job, given, plan, found)
+            job, _ = derive_data_settings(job, given, plan, found)
     except LauncherError as error:
         unplanned = Result("plan", "cluster", "fail", str(error))
         return [*inspect_hosts(found, None, None), unplanned]

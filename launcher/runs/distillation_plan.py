@@ -15,7 +15,7 @@ from launcher.hosts.survey import Survey
 from launcher.inventory.hosts import load_inventory
 from launcher.plan.distillation import CPU, student_device, student_host, teacher_hosts
 from launcher.plan.placement import share_cores
-from launcher.runs.plan_inputs import cluster_of
+from launcher.runs.plan_inputs import describe_cluster
 from launcher.runs.up import survey_hosts
 from launcher.terminal import show_progress
 from trainer.planning.cost import Cost
@@ -147,11 +147,11 @@ def survey_devices(inventory: Path | None) -> DistillationDevices:
         *_, cpu = share_cores(teacher, [*beside, CPU])
         cards = [card for card in teacher.devices or () if card.backend == "cuda"]
         for device in (cpu, *(card for card in cards if teacher is not host or card != taken)):
-            alone = cluster_of([replace(teacher, devices=(device,))], None)
+            alone = describe_cluster([replace(teacher, devices=(device,))], None)
             (pool,) = alone.groups
             candidates.append(TeacherDevice(cast("Place", device.backend), pool.device, pool))
             remarks += alone.remarks
-    student = cluster_of([replace(host, devices=(taken,))], None)
+    student = describe_cluster([replace(host, devices=(taken,))], None)
     notes = tuple(dict.fromkeys((*remarks, *student.remarks)))
     return DistillationDevices(teachers=candidates, student=student, found=found, remarks=notes)
 
@@ -196,7 +196,7 @@ def _measured_speeds(folder: Path, found: Survey | None) -> list[Measured]:
     return answer
 
 
-def plan_teaching(request: DistillationRequest) -> DistillationPlan:
+def plan_distillation(request: DistillationRequest) -> DistillationPlan:
     """Return the teacher's options, the student's part, and the bytes in the shared folder.
 
     Raises:

@@ -13,7 +13,7 @@ from launcher.agent.operations import describe_process, find_run, send_signal
 from launcher.errors import PartialError, UnreachableError
 from launcher.hosts import fleet
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import REACH, line_of
+from launcher.hosts.fleet import REACH, format_error
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.systemd import open_supervisor
@@ -85,7 +85,7 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
         run.run_id,
         tuple(process.name for process in run.plan.processes if process.name in stopped),
         tuple(straggler for found in swept.found.values() for straggler in found),
-        {name: line_of(name, error) for name, error in {**gone, **swept.errors}.items()},
+        {name: format_error(name, error) for name, error in {**gone, **swept.errors}.items()},
     )
 
 

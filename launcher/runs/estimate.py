@@ -14,7 +14,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distill_commands import path_below
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.runs.plan_inputs import cluster_of, slowest_link
+from launcher.runs.plan_inputs import describe_cluster, slowest_link
 from trainer.config import run as run_config
 from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob, is_shape_file
@@ -50,13 +50,13 @@ def estimate_cost(
     assert job.budget is not None
     try:
         if isinstance(job, DistillJob):
-            return _of_distillation(job, job.budget, plan, found, done)
-        return _of_fine_tune(job, job.budget, plan, found, done)
+            return _estimate_distillation(job, job.budget, plan, found, done)
+        return _estimate_fine_tune(job, job.budget, plan, found, done)
     except ConfigError:
         return None  # an unknown device, or a codec whose size the plan does not know
 
 
-def _of_fine_tune(
+def _estimate_fine_tune(
     config: RunConfig, budget: BudgetConfig, plan: LaunchPlan, found: Survey, done: int
 ) -> Cost | None:
     if config.task == SCRIPT:
@@ -66,9 +66,9 @@ def _of_fine_tune(
     if work is None:
         return None
     left = _remaining_fraction(config, done, work.samples)
-    hosts = _at_work(plan)
+    hosts = _list_active_hosts(plan)
     rate = slowest_link(hosts)
-    cluster = cluster_of(hosts, LinkRates(up=rate, down=rate) if rate else _USUAL_LINK)
+    cluster = describe_cluster(hosts, LinkRates(up=rate, down=rate) if rate else _USUAL_LINK)
     strategy = Strategy(world=cluster.world, data="motley", codec=config.exchange.codec)
     if config.exchange.is_ring:
         strategy = Strategy(world=cluster.world, data="ddp")
@@ -76,7 +76,7 @@ def _of_fine_tune(
     return _estimate_training(config, budget, work.shape, cluster, left * work.tokens, strategy)
 
 
-def _of_distillation(
+def _estimate_distillation(
     job: DistillJob, budget: BudgetConfig, plan: LaunchPlan, found: Survey, done: int
 ) -> Cost | None:
     if job.student.distillation.on_policy is not None:
@@ -198,7 +198,7 @@ def _host_path(process: ProcessPlan, path: str | None) -> str | None:
     return None if path is None else path_below(process.state_folder, path)
 
 
-def _at_work(plan: LaunchPlan) -> list[Host]:
+def _list_active_hosts(plan: LaunchPlan) -> list[Host]:
     """Return the hosts of a plan with the devices of its workers alone."""
     hosts: list[Host] = []
     for host in plan.hosts:
@@ -221,7 +221,7 @@ def _process_shape(plan: LaunchPlan, process: ProcessPlan) -> ClusterShape:
     (device,) = _planned_devices(plan, process)
     if not device.is_gpu:
         device = replace(device, threads=process.threads)
-    cluster = cluster_of([replace(plan.get_host(process.host), devices=(device,))], None)
+    cluster = describe_cluster([replace(plan.get_host(process.host), devices=(device,))], None)
     if not device.is_gpu:
         return cluster
     alike = Counter((each.host, each.device) for each in plan.processes if each.role != "evaluator")

@@ -17,7 +17,7 @@ from launcher.errors import ConfigError, UnreachableError
 from launcher.hosts.fleet import ask_hosts
 from launcher.hosts.survey import Survey
 from launcher.inventory.hosts import Host, load_inventory
-from launcher.plan.budget import currency_of, rates_of
+from launcher.plan.budget import currency_of, list_host_rates
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
 from launcher.runs.up import survey_hosts
 from launcher.terminal import note, show_progress
@@ -132,7 +132,7 @@ def _from_hub(name: str, method: str | None) -> ModelShape:
     return parse_shape(tree, address, name)
 
 
-def cluster_of(
+def describe_cluster(
     hosts: Sequence[Host],
     between: LinkRates | None,
     speeds: Mapping[str, HostSpeeds] | None = None,
@@ -238,7 +238,7 @@ def inventory_cluster(
         raise ConfigError(f"--link: {error}") from None
     with show_progress("querying the hosts"):
         found = survey_hosts(load_inventory(inventory))
-    rates = rates_of(found.hosts, {}, found.identities)
+    rates = list_host_rates(found.hosts, {}, found.identities)
     prices = Prices(
         hosts=rates if any(rate.is_priced or rate.watts for rate in rates) else (),
         currency=currency_of(found.hosts, None) or "",
@@ -247,7 +247,7 @@ def inventory_cluster(
         between = LinkRates(up=rate, down=rate)
     if between is not None and len(found.hosts) == 1:
         raise ConfigError(f"--link {link}: needs two hosts; give --inventory")
-    return cluster_of(found.hosts, between), prices, found
+    return describe_cluster(found.hosts, between), prices, found
 
 
 def measure_cluster(found: Survey, cluster: ClusterShape, model: str) -> ClusterShape:
@@ -257,7 +257,7 @@ def measure_cluster(found: Survey, cluster: ClusterShape, model: str) -> Cluster
         answers = ask_hosts(
             found.hosts, lambda _, there: there.ask(measure_host, path), measure_host.deadline
         ).require()
-    return cluster_of(found.hosts, cluster.between, answers)
+    return describe_cluster(found.hosts, cluster.between, answers)
 
 
 def slowest_link(hosts: Sequence[Host]) -> float | None:

@@ -30,7 +30,7 @@ from launcher.runs.down import tear_down
 from launcher.runs.records.queue_records import Queue, QueuedJob, QueueEntry
 from launcher.runs.records.registry import Registry, new_run_id, operator_name
 from launcher.runs.records.run import Run
-from launcher.runs.records.stored_configs import is_own_entry, keep_entry
+from launcher.runs.records.stored_configs import is_own_entry, store_entry
 from launcher.runs.status import OVER, RunMonitor, RunView, live_runs
 from launcher.terminal import note
 from trainer.system.regular_file import read_text
@@ -45,7 +45,7 @@ _CUT_OFF = "interrupted start"
 Follow = Callable[[Run, Callable[[str], None]], RunView]
 
 
-def queue_of(inventory: Path | None) -> tuple[Queue, Registry]:
+def open_queue(inventory: Path | None) -> tuple[Queue, Registry]:
     """Return the queue of an inventory, whatever hosts a job is limited to, and its registry.
 
     Raises:
@@ -82,7 +82,7 @@ def enqueue_job(cluster: Cluster, order: JobRequest, timeout: float | None) -> s
         UnreachableError: the coordinator's host does not answer.
     """
     run_id = new_run_id(order.resolve_job(cluster.hosts).name)
-    queue, registry = queue_of(cluster.inventory)
+    queue, registry = open_queue(cluster.inventory)
     anchored = order.anchor_paths(cluster.hosts)
     job = QueuedJob(
         leader=order.leader,
@@ -97,7 +97,7 @@ def enqueue_job(cluster: Cluster, order: JobRequest, timeout: float | None) -> s
     )
     data = json.dumps(asdict(job), indent=1).encode()
     if not registry.is_here:
-        keep_entry(run_id, data)
+        store_entry(run_id, data)
     queue.add(run_id, data)
     return run_id
 
@@ -131,7 +131,7 @@ class QueueRunner:
         pause = LOOK_AGAIN
         while True:
             try:
-                queue, registry = queue_of(self._inventory)
+                queue, registry = open_queue(self._inventory)
                 with queue.lock():
                     while True:
                         if not self.run_next_job(queue, registry):

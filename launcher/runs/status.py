@@ -17,7 +17,7 @@ from launcher.agent.operations import list_unfinished_runs
 from launcher.errors import UnreachableError
 from launcher.hosts import fleet, ssh
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import LOOK, REACH, Answers, ask_each, line_of
+from launcher.hosts.fleet import LOOK, REACH, Answers, ask_each, format_error
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.processes.log_pages import last_lines
@@ -187,7 +187,7 @@ class RunMonitor:
 
         answers = fleet.ask_hosts([self.run.find_host(process.host)], read)
         for name, error in answers.errors.items():
-            return [f"(no log: {line_of(name, error)})"]
+            return [f"(no log: {format_error(name, error)})"]
         return answers.found[process.host]
 
     def observe(
@@ -204,7 +204,7 @@ class RunMonitor:
 
         ends: list[str | None] = []
 
-        def states_of(host: Host, connection: Connection) -> _States:
+        def read_host_states(host: Host, connection: Connection) -> _States:
             supervisor = self._open_supervisor(host, connection)
             here = [process for process in plan.processes if process.host == host.name]
             found = {p.name: (supervisor.read_state(p), supervisor.process_folder(p)) for p in here}
@@ -217,7 +217,10 @@ class RunMonitor:
                 on_late(self._make_view(answers, ends, LOOK))
 
         answers = fleet.ask_hosts(
-            self.run.hosts, states_of, deadline, on_late=None if on_late is None else report_late
+            self.run.hosts,
+            read_host_states,
+            deadline,
+            on_late=None if on_late is None else report_late,
         )
         left = LOOK if on_late is not None else deadline - (time.monotonic() - began)
         return self._make_view(answers, ends, max(0.5, left))
@@ -233,7 +236,7 @@ class RunMonitor:
             error = answers.errors.get(process.host)
             if error is not None:
                 states[process.name] = ProcessState(
-                    state="unreachable", message=line_of(process.host, error)
+                    state="unreachable", message=format_error(process.host, error)
                 )
             else:
                 found = answers.found[process.host][process.name]
@@ -253,7 +256,7 @@ class RunMonitor:
         end = ends[0] if ends else None
         if state == "stopped" and end:  # by a start that failed
             state, reason = "failed", end
-        unreachable = {name: line_of(name, error) for name, error in answers.errors.items()}
+        unreachable = {name: format_error(name, error) for name, error in answers.errors.items()}
         return RunView(
             *(self.run, state, reason, states, training, words, unreachable),
             late=answers.late,
@@ -269,7 +272,7 @@ class RunMonitor:
         questions = {
             process.name: (
                 self.run.find_host(process.host),
-                partial(self._read_words, process, states[process.name]),
+                partial(self._read_reports_of, process, states[process.name]),
             )
             for process in plan.processes
             if (process is plan.leader or process.report_file)
@@ -282,12 +285,12 @@ class RunMonitor:
                 self._hanging_until[name] = now + _HANGING_PAUSE
         return {name: words for name, words in answers.found.items() if words is not None}
 
-    def _read_words(
+    def _read_reports_of(
         self, process: ProcessPlan, state: ProcessState, connection: Connection
     ) -> Mapping[str, Any] | None:
         """Return what the present attempt of a process wrote, else the last of an ended one."""
         host = self.run.find_host(process.host)
-        plan = self._plans.get(host.name) or self.run.plan_by(host, connection)
+        plan = self._plans.get(host.name) or self.run.read_plan_of_host(host, connection)
         here = None if plan is None else plan.find_process(process.name)
         if plan is None or here is None:
             return None

@@ -40,7 +40,7 @@ from launcher.runs.preflight.inspection import inspect_hosts
 from launcher.runs.processes.systemd import open_supervisor
 from launcher.runs.records.registry import Registry, authority_folder, new_run_id
 from launcher.runs.records.run import Run, StateFolder
-from launcher.runs.records.stored_configs import StartArguments, keep_config
+from launcher.runs.records.stored_configs import StartArguments, store_config
 from launcher.runs.status import OVER, live_runs
 from launcher.runs.stopwatch import Stopwatch
 from launcher.session.spec import RestartPolicy
@@ -150,13 +150,13 @@ def bring_up(
                 watch.end_lap("preflight")
                 begun = True
                 config = job.to_yaml().encode()
-                keep_config(run.run_id, config, start)
+                store_config(run.run_id, config, start)
                 deliver_run(run, record, config, launch.script)
                 watch.end_lap("certificates and files")
                 _start_supervisors(run, patience, notify)
                 watch.end_lap("start")
             # From here on the run itself keeps others out: a link that breaks costs no lock.
-            report(f"started {run.run_id}: {_who_is_where(plan)}")
+            report(f"started {run.run_id}: {_format_placement(plan)}")
             fetched = any(c.name == "model" and c.status == "warn" for c in checks)
             margin = JOIN_MARGIN + (FETCH_MARGIN if fetched else 0.0)
             wait_until_joined(run, timeout or patience + margin, report)
@@ -216,7 +216,7 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
         tear_down(run)
 
 
-def _who_is_where(plan: LaunchPlan) -> str:
+def _format_placement(plan: LaunchPlan) -> str:
     if plan.leader.role == "worker":
         return f"a ring of {len(plan.workers)} workers, rank 0 on {plan.leader.address}"
     if plan.workers:
@@ -268,11 +268,15 @@ def _issue_certificates(run_id: str, processes: Sequence[ProcessPlan]) -> dict[s
     """Return fresh certificates for processes that open or accept connections."""
     if not processes:
         return {}
-    from launcher.runs.certificates.authority import Authority, identity_of  # with cryptography
+    from launcher.runs.certificates.authority import (
+        Authority,
+        certificate_identity,
+    )  # with cryptography
 
     authority = Authority.open(authority_folder())
     return {
-        p.name: authority.issue(identity_of(run_id, p.rank), p.certificate_names) for p in processes
+        p.name: authority.issue(certificate_identity(run_id, p.rank), p.certificate_names)
+        for p in processes
     }
 
 

@@ -16,11 +16,11 @@ from typing import Any
 from launcher.errors import ConfigError, LauncherError, PartialError, PreflightError
 from launcher.hosts import fleet
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import REACH, Answers, line_of
+from launcher.hosts.fleet import REACH, Answers, format_error
 from launcher.installation.environments import WheelFacts
 from launcher.installation.install import BEGUN_SCHEMA, RESULT_SCHEMA
 from launcher.inventory.hosts import Host
-from launcher.runs.records.run import place_of
+from launcher.runs.records.run import locate_state_folder
 from launcher.session.processes import ProcessIdentity
 from trainer.system.untrusted_data import validate_data, validate_json
 
@@ -134,7 +134,7 @@ class Fleet:
         if answers.errors:
             details = [f"done: {wanted[name].describe}" for name in answers.found]
             for name, error in answers.errors.items():
-                details.append(line_of(name, error))
+                details.append(format_error(name, error))
                 details += error.details if isinstance(error, LauncherError) else ()
             raise PartialError(
                 f"{len(answers.errors)} of {len(wanted)} hosts were not updated: "
@@ -275,7 +275,7 @@ def _follow_log(connection: Connection, log: str, deadline: float, report: Repor
 
 def _wheel_folder(host: Host, connection: Connection, wheel: WheelFacts | None) -> str:
     name = "rollback" if wheel is None else wheel.sha256[:12]
-    return str(place_of(host, connection).folder / "push" / name)
+    return str(locate_state_folder(host, connection).folder / "push" / name)
 
 
 def _copy_wheel(host: Host, connection: Connection, wheel: WheelFacts, data: bytes) -> None:

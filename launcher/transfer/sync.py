@@ -20,7 +20,7 @@ from launcher.files import SHARE
 from launcher.hosts import fleet, ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RUN_USER
-from launcher.hosts.fleet import REACH, line_of
+from launcher.hosts.fleet import REACH, format_error
 from launcher.inventory.hosts import Host
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer_files
 from trainer.system.regular_file import read_file
@@ -183,7 +183,7 @@ def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
     if host.is_local:
         there.make_folder(folder)
         return Endpoint(host.name, folder)
-    command = ssh.route_of(host).command
+    command = ssh.find_route(host).command
     name = host.address or host.name
     destination = f"[{name}]" if ":" in name else name  # an IPv6 address
     if managed and host.user != RUN_USER:
@@ -200,7 +200,7 @@ def _run_on_hosts(
     done = [*answers.found.values()]
     if not answers.errors:
         return done
-    lines = [line_of(name, error) for name, error in answers.errors.items()]
+    lines = [format_error(name, error) for name, error in answers.errors.items()]
     lines += [f"done: {synced.describe}" for synced in done]
     first = next(iter(answers.errors.values()))
     kind = type(first) if isinstance(first, LauncherError) and not done else PartialError

@@ -134,7 +134,7 @@ class ProcessLog:
                 )
             offset = since or 0
         tail = self._selection.tail
-        return offset if tail is None else max(offset, pages.offset_of_tail(tail))
+        return offset if tail is None else max(offset, pages.find_tail_offset(tail))
 
     def _read_on(self, attempt: int, emit: Callable[[int, list[bytes]], None], whole: bool) -> None:
         """Hand over what is behind the remembered offset, which moves only after that."""

@@ -213,7 +213,7 @@ def test_hosts_that_are_busy_are_waited_for(
         silent_hosts.clear()
         assert run([*view, "-i", str(inventory)]) == (2 if view == ["logs"] else 0)
         said = capsys.readouterr().err
-        assert said.splitlines()[0] == "asking busy ..."
+        assert said.splitlines()[0] == "querying busy ..."
         assert "no answer" not in said
     silent_hosts.clear()
     assert run(["cluster", "down", "-i", str(inventory)]) == 0

@@ -271,7 +271,7 @@ def test_followed_lines_survive_a_restart_of_sshd(
         prefix = f"{chatter.name} | "
         shown = [line.removeprefix(prefix) for line in follower.lines if line.startswith(prefix)]
         assert shown == chatter.lines()
-    lost = [note for note in follower.notes if not note.startswith("asking ")]
+    lost = [note for note in follower.notes if not note.startswith("querying ")]
     assert "w1" not in "\n".join(lost)
     assert [leftovers(host) for host in cluster.hosts] == [[], [], []]
 

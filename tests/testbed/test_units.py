@@ -21,7 +21,7 @@ from launcher.hosts.bootstrap import agent_command
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host as InventoryHost
-from launcher.plan.plan import ProcessPlan, unit_of
+from launcher.plan.plan import ProcessPlan, unit_name
 from launcher.runs.processes.systemd import SystemdSupervisor, open_supervisor
 from launcher.session.spec import RestartPolicy
 from tests import ROOT
@@ -128,8 +128,8 @@ class Station:
 
     def systemd(self, process: ProcessPlan) -> tuple[str, str]:
         """Return whether the unit is active, and whether it is enabled."""
-        said = self.connection.call("units", {"names": [unit_of(self.run_id, process)]})
-        shown = said["units"][unit_of(self.run_id, process)]
+        said = self.connection.call("units", {"names": [unit_name(self.run_id, process)]})
+        shown = said["units"][unit_name(self.run_id, process)]
         return shown["ActiveState"], shown["UnitFileState"]
 
 
@@ -189,7 +189,7 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
     assert state.supervisor is not None
     assert state.child is not None
     shown = station.host.exec(["ps", "-o", "user=,unit=", "-p", f"{state.supervisor.pid}"]).stdout
-    assert shown.split() == ["motley", unit_of(station.run_id, process)]
+    assert shown.split() == ["motley", unit_name(station.run_id, process)]
     found = station.connection.ask(operations.find_run, station.run_id)
     assert {state.supervisor, state.child} <= set(found)
 

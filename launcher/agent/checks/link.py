@@ -131,7 +131,7 @@ def _serve_bursts(client: socket.socket) -> None:
     client.sendall(b"go\n")
     _take_burst(client)
     client.sendall(b"had\n")
-    _give_burst(client)
+    _send_burst(client)
     _read_line(client)
 
 
@@ -175,7 +175,7 @@ def _probe_link(address: str, port: int, token: str, name: str, until: float) ->
             stage = "up"
             link.settimeout(_STALL)
             began = time.monotonic()
-            sent = _give_burst(link)
+            sent = _send_burst(link)
             _read_line(link)
             up = 8 * sent / max(1e-6, time.monotonic() - began)
             stage = "down"
@@ -191,7 +191,7 @@ def _probe_link(address: str, port: int, token: str, name: str, until: float) ->
     return ProbeResult("done", "", round_trip, up, down)
 
 
-def _give_burst(link: socket.socket) -> int:
+def _send_burst(link: socket.socket) -> int:
     """Send until the burst is complete or its time is over; return its size."""
     frame = struct.pack(">I", _FRAME) + bytes(_FRAME)
     began = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from launcher.errors import ConfigError
 from launcher.hosts.fleet import Answers, describe_pending
 from launcher.inventory.hosts import Host
-from launcher.plan.budget import rates_of
+from launcher.plan.budget import list_host_rates
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import StateFolder
 from launcher.runs.status import OVER, RunView
@@ -129,7 +129,7 @@ def idle_hosts(hosts: Sequence[Host], view: RunView | None, now: float) -> list[
     for host in hosts:
         if host.name in busy or (host.price_hour is None and host.price_kwh is None):
             continue
-        (rate,) = rates_of([host], {})
+        (rate,) = list_host_rates([host], {})
         an_hour = host_cost(rate, 3600.0).money or 0.0
         since = an_hour * max(0.0, now - ended) / 3600 if ended is not None else None
         if an_hour:

@@ -77,7 +77,7 @@ class Authority:
         Raises:
             ConfigError: the files there are damaged or do not belong together.
         """
-        with _alone_in(folder):
+        with _lock_folder(folder):
             return cls._open(folder)
 
     @classmethod
@@ -146,7 +146,7 @@ class Authority:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Generator[None]:
+def _lock_folder(folder: Path) -> Generator[None]:
     """Wait until no other process is opening the CA of this folder: milliseconds."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -156,7 +156,7 @@ def _alone_in(folder: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-def identity_of(run_id: str, rank: int | None) -> str:
+def certificate_identity(run_id: str, rank: int | None) -> str:
     """Return the URI that names the worker of a rank, or the coordinator, in its certificate."""
     role = "coordinator" if rank is None else f"rank:{rank}"
     return f"urn:motley:run:{quote(run_id, safe='')}:{role}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from launcher.runs.certificates.authority import Authority, identity_of
+from launcher.runs.certificates.authority import Authority, certificate_identity
 from trainer.system.storage.atomic_file import write_atomically
 
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -56,8 +56,8 @@ def write_bundle(
         _require_host(host)
     folder = folder.expanduser().resolve()
     _require_place(folder, replace=replace)
-    identities = {"coordinator": identity_of(run_id, None)}
-    identities |= {f"rank-{rank}": identity_of(run_id, rank) for rank in range(ranks)}
+    identities = {"coordinator": certificate_identity(run_id, None)}
+    identities |= {f"rank-{rank}": certificate_identity(run_id, rank) for rank in range(ranks)}
     names = tuple(dict.fromkeys(hosts))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

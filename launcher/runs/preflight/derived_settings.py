@@ -16,7 +16,7 @@ from trainer.planning.workers import Room
 from trainer.system.backends import BACKENDS, Backend
 
 
-def follow_data(
+def derive_data_settings(
     config: RunConfig, given: Collection[str], plan: LaunchPlan, found: Survey
 ) -> tuple[RunConfig, list[str]]:
     """Return the config with settings derived from its data and model, and lines that list them.

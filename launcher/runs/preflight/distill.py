@@ -15,7 +15,7 @@ from launcher.agent.operation import CHECK_DEADLINE, Operation
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.plan.distill_commands import path_below
-from launcher.plan.plan import unit_of
+from launcher.plan.plan import unit_name
 from launcher.runs.preflight.check import CheckContext, Question, host_question
 from launcher.runs.preflight.content import AGAIN
 from trainer.config.run import DATA_ON_HUB
@@ -117,7 +117,7 @@ def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Check what a host's units can see and write, which no other check covers."""
     if cluster.find_connection(name).units:
         asked = {
-            unit_of(cluster.plan.run_id, process): {
+            unit_name(cluster.plan.run_id, process): {
                 "reads": [
                     path
                     for paths in process.required_paths.values()

@@ -19,7 +19,7 @@ from launcher.agent.checks.logits_folder import logits_content
 from launcher.agent.checks.memory import check_layers, check_memory
 from launcher.agent.checks.unit_sandbox import check_sandboxes
 from launcher.agent.operation import Operation
-from launcher.plan.plan import LaunchPlan, unit_of
+from launcher.plan.plan import LaunchPlan, unit_name
 from launcher.runs.preflight.check import CheckContext, Question, host_question
 from launcher.runs.preflight.content import HostDigests, compare_content
 from trainer.config.run import SCRIPT, RunConfig
@@ -44,11 +44,11 @@ class _Input:
 
 def _model_files(config: RunConfig) -> _Input:
     subject = {"config": config}
-    question = _with_patience(job.check_model, config)
+    question = _extend_deadline(job.check_model, config)
     return _Input(config.model.path, question, subject, job.model_content, subject)
 
 
-def _with_patience(question: Operation[P, R], config: RunConfig) -> Operation[P, R]:
+def _extend_deadline(question: Operation[P, R], config: RunConfig) -> Operation[P, R]:
     """Return a question about the model with its deadline: a host converts a GGUF file first."""
     return (
         question.with_deadline(HASH_DEADLINE) if config.model.path.endswith(".gguf") else question
@@ -141,7 +141,7 @@ def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
         writes = [cluster.state_folder(name)]
         if process is cluster.plan.leader:
             writes += filter(None, [config.output, config.checkpoint.folder])
-        asked[unit_of(cluster.plan.run_id, process)] = {"reads": reads, "writes": writes}
+        asked[unit_name(cluster.plan.run_id, process)] = {"reads": reads, "writes": writes}
     yield host_question(check_sandboxes, asked)
 
 
@@ -153,7 +153,7 @@ def _memory_probe(
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         twins = [other for other in cluster.names if cluster.same_machine(name, other)]
         if name == twins[0] and cluster.config.task != SCRIPT:
-            question = _with_patience(check, cluster.config)
+            question = _extend_deadline(check, cluster.config)
             yield host_question(question, cluster.plan, cluster.config, twins)
 
     return probe

@@ -40,7 +40,7 @@ class LogPages:
         """Read from an offset to the end; without `whole` an unfinished line at the end waits."""
         return line_pages(self._read_bytes, offset, whole)
 
-    def offset_of_tail(self, count: int) -> int:
+    def find_tail_offset(self, count: int) -> int:
         """Return where the last `count` lines begin."""
         start = end = self._supervisor.log_size(self._process, self._attempt)
         data = b""
@@ -99,7 +99,7 @@ def last_lines(
     attempts = supervisor.list_attempts(process) if attempt is None else [attempt]
     for number in reversed(attempts):
         pages = LogPages(supervisor, process, number)
-        offset = pages.offset_of_tail(4 * count)  # blank lines do not count
+        offset = pages.find_tail_offset(4 * count)  # blank lines do not count
         lines = [
             line
             for page in pages.read_pages(offset, whole=True)

@@ -25,7 +25,7 @@ from launcher.errors import LauncherError, PartialError
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import ask_each
 from launcher.inventory.hosts import Host
-from launcher.plan.plan import ProcessPlan, unit_of
+from launcher.plan.plan import ProcessPlan, unit_name
 from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.session.spec import LONGEST_SAVE, RestartPolicy
 
@@ -43,11 +43,11 @@ class SystemdSupervisor(SessionSupervisor):
         Raises:
             PreflightError: the host refuses.
         """
-        self.connection.control_unit("start", unit_of(self.run_id, process), _START_DEADLINE)
+        self.connection.control_unit("start", unit_name(self.run_id, process), _START_DEADLINE)
 
     def start_error(self, process: ProcessPlan) -> PartialError:
         """Return the error of a unit whose supervisor gives no sign of life."""
-        unit = unit_of(self.run_id, process)
+        unit = unit_name(self.run_id, process)
         properties = self._show_units([process]).units.get(unit, {})
         keys = ("ActiveState", "SubState", "Result")
         words = ", ".join(properties[key] for key in keys if key in properties)
@@ -62,7 +62,7 @@ class SystemdSupervisor(SessionSupervisor):
         if state.state not in ("lost", "absent"):
             return state
         shown = self._show_units([process])
-        properties = shown.units.get(unit_of(self.run_id, process), {})
+        properties = shown.units.get(unit_name(self.run_id, process), {})
         rebooted = state.supervisor is not None and state.supervisor.boot != shown.boot
         due = rebooted and properties.get("UnitFileState") == "enabled"  # but not its turn yet
         coming = properties.get("ActiveState") in _COMING
@@ -81,7 +81,7 @@ class SystemdSupervisor(SessionSupervisor):
         wanted = {
             unit: process
             for process in processes
-            if _is_wanted(shown.get(unit := unit_of(self.run_id, process), {}))
+            if _is_wanted(shown.get(unit := unit_name(self.run_id, process), {}))
         }
         # A refusal or timeout of systemd is not final: see below.
         host = Host(name=self.connection.host)
@@ -105,7 +105,7 @@ class SystemdSupervisor(SessionSupervisor):
             there.control_unit("kill", unit, _KILL_DEADLINE)
 
     def _show_units(self, processes: Sequence[ProcessPlan]) -> UnitStates:
-        names = [unit_of(self.run_id, process) for process in processes]
+        names = [unit_name(self.run_id, process) for process in processes]
         return self.connection.ask(show_units, names)
 
 

@@ -56,7 +56,7 @@ class _Process(BaseModel):
     report_file: _Text = ""
 
     @model_validator(mode="after")
-    def _is_called_as_it_works(self) -> Self:
+    def _check_process_name(self) -> Self:
         kind, _, number = self.name.partition("-")
         if kind != self.role or (kind == "worker") != (self.rank is not None):
             raise ValueError(f"{self.name} is not a name of a {self.role}")
@@ -101,7 +101,7 @@ class _Plan(BaseModel):
     started: UnixTime
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_plan_consistency(self) -> Self:
         hosts = {host.name for host in self.hosts}
         names = [process.name for process in self.processes]
         if len(hosts) < len(self.hosts) or len(set(names)) < len(names):

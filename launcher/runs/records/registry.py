@@ -36,7 +36,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.records.plan_file import MOST, read_record
-from launcher.runs.records.run import Run, StateFolder, is_run_id, place_of
+from launcher.runs.records.run import Run, StateFolder, is_run_id, locate_state_folder
 from trainer.system.timestamp import format_timestamp
 
 T = TypeVar("T")
@@ -82,7 +82,9 @@ class Registry:
             UnreachableError: no host answers.
         """
         head = head_of(hosts)
-        places = fleet.ask_hosts(hosts, place_of, deadline, enough=head.name, on_late=on_late)
+        places = fleet.ask_hosts(
+            hosts, locate_state_folder, deadline, enough=head.name, on_late=on_late
+        )
         if head.name in places.found:
             return cls(places.found[head.name], hosts)
         absence = places.errors[head.name]
@@ -143,7 +145,7 @@ class Registry:
             return ask_each({here.name: (here, question)}, deadline, lambda _host: self._place)
         return fleet.ask_hosts(
             self.hosts,
-            lambda host, there: question(place_of(host, there)),
+            lambda host, there: question(locate_state_folder(host, there)),
             deadline,
             on_late=on_late,
         )

@@ -45,13 +45,13 @@ class Run:
 
     def run_folder(self, host: Host, connection: Connection) -> str:
         """Return where a host keeps this run: plan, config and the folders of its processes."""
-        return place_of(host, connection).run_folder(self.run_id)
+        return locate_state_folder(host, connection).run_folder(self.run_id)
 
     def stop_mark(self, host: Host, connection: Connection) -> str:
         """Return the file on a host whose existence asks the run to end."""
         return f"{self.run_folder(host, connection)}/down"
 
-    def plan_by(self, host: Host, connection: Connection) -> LaunchPlan | None:
+    def read_plan_of_host(self, host: Host, connection: Connection) -> LaunchPlan | None:
         """Return the plan whose paths apply on a host: no host determines the paths of another.
 
         None when this host has none.
@@ -99,7 +99,7 @@ class StateFolder:
         return list(filter(is_run_id, self.connection.list_folder(str(self.folder / "runs"))))
 
 
-def place_of(host: Host, connection: Connection) -> StateFolder:
+def locate_state_folder(host: Host, connection: Connection) -> StateFolder:
     """Return where a host keeps its runs."""
     return StateFolder(connection, Path(host.state_folder or connection.state_folder), host.name)
 

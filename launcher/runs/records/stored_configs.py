@@ -76,7 +76,7 @@ class StartArguments:
     """`KEY=VALUE`, as given with -e."""
     expect_workers: int | None = None
 
-    def merge_onto(self, earlier: StartArguments) -> StartArguments:
+    def merge_with(self, earlier: StartArguments) -> StartArguments:
         """Return an earlier start with the arguments of this one in place."""
         return StartArguments(
             earlier.limit if self.limit == "all" else self.limit,
@@ -97,7 +97,7 @@ class StartArguments:
         return shlex.join([*limit, *extra, *workers])
 
 
-def keep_config(run_id: str, config: bytes, start: StartArguments) -> None:
+def store_config(run_id: str, config: bytes, start: StartArguments) -> None:
     """Keep the config and arguments of a start; without them `--resume` here needs more flags."""
     path = _config_folder(run_id)
     with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ def keep_config(run_id: str, config: bytes, start: StartArguments) -> None:
         )
 
 
-def keep_entry(run_id: str, entry: bytes) -> None:
+def store_entry(run_id: str, entry: bytes) -> None:
     """Keep what this machine adds to a queue on another host.
 
     Raises:
@@ -129,7 +129,7 @@ def is_own_entry(run_id: str, entry: bytes) -> bool:
     return False
 
 
-def start_of(run_id: str | None) -> StartArguments:
+def read_start_arguments(run_id: str | None) -> StartArguments:
     """Return the arguments of this machine's start of a run; empty if another started it."""
     if run_id is None:
         return StartArguments()
@@ -161,7 +161,9 @@ def _describe_placement(process: ProcessPlan) -> str:
     return f"{device} on {process.host}"
 
 
-def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[bytes, list[str]]:
+def read_run_config(
+    registry: Registry, run_id: str, given: Collection[str]
+) -> tuple[bytes, list[str]]:
     """Return the config to resume with, and remarks on it.
 
     A command in it is dropped: what runs is this start's own (`config/notify_command.py`).
@@ -173,11 +175,11 @@ def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[
         ConfigError: there is no such run, or its config names what only this machine may name.
     """
     registry.get_run(run_id)
-    own = kept_config(run_id)
+    own = read_stored_config(run_id)
     if own is None:
         theirs = registry.read_config(run_id)
         if not registry.is_here:
-            _refuse_what_is_elsewhere(theirs, registry.hosts, run_id, given)
+            _refuse_foreign_paths(theirs, registry.hosts, run_id, given)
         return _without_command(theirs, run_id)
     remarks: list[str] = []
     with contextlib.suppress(ConfigError):
@@ -200,7 +202,7 @@ def _without_command(config: bytes, run_id: str) -> tuple[bytes, list[str]]:
     return yaml.safe_dump(settings, sort_keys=False).encode(), [remark] if command else []
 
 
-def kept_config(run_id: str) -> bytes | None:
+def read_stored_config(run_id: str) -> bytes | None:
     """Return the config of a run that this machine started; None of any other."""
     with contextlib.suppress(OSError):
         return _config_folder(run_id).read_bytes()
@@ -211,7 +213,7 @@ def _config_folder(run_id: str) -> Path:
     return default_state_folder() / "configs" / f"{run_id}.yaml"
 
 
-def _refuse_what_is_elsewhere(
+def _refuse_foreign_paths(
     config: bytes, hosts: Sequence[Host], run_id: str, given: Collection[str]
 ) -> None:
     try:
@@ -224,7 +226,7 @@ def _refuse_what_is_elsewhere(
     is_job = "teacher" in settings
     for key, flag in (JOB_PATHS if is_job else RUN_PATHS).items():
         for path in () if key in given else _iterate_values(settings, key):
-            if not (_may_be_named(path, hosts, is_job) or _on_hub(key, path)):
+            if not (_is_allowed_path(path, hosts, is_job) or _on_hub(key, path)):
                 raise ConfigError(
                     f"run {run_id} was not started from this machine, and its host's config names "
                     f"{key} {path}, which is not a path of Motley's there; if it is right, "
@@ -246,7 +248,7 @@ def _is_task(name: object) -> bool:
     return isinstance(name, str) and _TASK.fullmatch(name) is not None
 
 
-def _may_be_named(path: object, hosts: Sequence[Host], is_job: bool) -> bool:
+def _is_allowed_path(path: object, hosts: Sequence[Host], is_job: bool) -> bool:
     """Whether a path lies where Motley keeps models, data and results of its own."""
     if not isinstance(path, str) or not path.isprintable():
         return False

@@ -85,7 +85,7 @@ class Distillation:
         teacher = next(process for process in self._run.plan.processes if process.role == "teacher")
         host = self._run.find_host(teacher.host)
         connection = ssh.connect_host(host)
-        plan = self._run.plan_by(host, connection)
+        plan = self._run.read_plan_of_host(host, connection)
         there = plan and plan.find_process(teacher.name)
         if not there:
             return

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from launcher.runs.records.run import Run
-from launcher.runs.records.stored_configs import start_of
+from launcher.runs.records.stored_configs import read_start_arguments
 from launcher.views.dashboard.run_files import Row
 from launcher.views.dashboard.state import Tree
 
@@ -186,7 +186,7 @@ class Facts:
             output += " --script FILE"
         if not self._by_launcher:
             return [f"trainer finetune --config run.yaml -o {output}"]
-        start = f" {start_of(self._run.run_id)}".rstrip()
+        start = f" {read_start_arguments(self._run.run_id)}".rstrip()
         return [f"launch cluster up --config run.yaml --output {output}{start}"]
 
     def list_absent(self, *, hashes: bool, spent: bool) -> list[str]:

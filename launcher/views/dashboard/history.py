@@ -229,7 +229,7 @@ class History:
         """
         connection = ssh.connect_host(self.run.leader_host)
         if self._path is None:
-            plan = self.run.plan_by(self.run.leader_host, connection)
+            plan = self.run.read_plan_of_host(self.run.leader_host, connection)
             if plan is None:
                 return
             self._path = f"{plan.output}/{METRICS_FILE}"

@@ -89,7 +89,7 @@ def _find_start(
                 return attempt, begin
     pages = LogPages(supervisor, process, attempts[-1])
     if not wanted.words:
-        return attempts[-1], pages.offset_of_tail(MOST_LINES)
+        return attempts[-1], pages.find_tail_offset(MOST_LINES)
     begin = max(0, supervisor.log_size(process, attempts[-1]) - _MOST_READ)
     if begin:
         part = supervisor.read_log(process, attempts[-1], begin, LONGEST << 8)

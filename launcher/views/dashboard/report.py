@@ -113,5 +113,5 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
         "settings": yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
         "missing": [*absent, *known.list_absent(hashes=bool(hashes), spent=bool(spent))],
     }
-    plan = run.plan_by(run.leader_host, connection) or run.plan
+    plan = run.read_plan_of_host(run.leader_host, connection) or run.plan
     return Report(run.run_id, state, records, read_card(connection, plan.output))

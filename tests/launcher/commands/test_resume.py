@@ -15,7 +15,7 @@ from launcher.plan import configuration
 from launcher.plan.placement import place_run
 from launcher.plan.plan_context import PlanContext
 from launcher.runs.records.registry import Registry
-from launcher.runs.records.stored_configs import StartArguments, keep_config
+from launcher.runs.records.stored_configs import StartArguments, store_config
 from trainer.system.errors import InputError
 
 Resume = Callable[..., Result]
@@ -48,7 +48,7 @@ def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resume:
     (folder / "plan.json").write_bytes(record)
     (folder / "run.yaml").write_text(config.to_yaml())
     start = StartArguments(extra_vars=("motley_port=9777", "ansible_password=secret"))
-    keep_config("run-1", config.to_yaml().encode(), start)
+    store_config("run-1", config.to_yaml().encode(), start)
 
     def go(*words: str) -> Result:
         command = ["-i", str(inventory), "--resume", "run-1", "--dry-run", *words]

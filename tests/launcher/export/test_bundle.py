@@ -14,7 +14,7 @@ from launcher.cli import run
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.records.registry import Registry
-from launcher.runs.records.stored_configs import StartArguments, keep_config
+from launcher.runs.records.stored_configs import StartArguments, store_config
 from launcher.runs.up import deliver_run
 from tests.launcher.handmade import make_wheel
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
@@ -74,7 +74,7 @@ def register(config: RunConfig, run_id: str) -> None:
     plan = LaunchPlan(run_id=run_id, output=config.output, hosts=(here,), processes=(leader,))
     started, record = Registry.for_this_user().record_run(plan)
     text = config.to_yaml().encode()
-    keep_config(run_id, text, StartArguments())
+    store_config(run_id, text, StartArguments())
     deliver_run(started, record, text)
 
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.agent import operations
 from launcher.errors import PartialError, PreflightError, UnreachableError
 from launcher.hosts import fleet
-from launcher.hosts.fleet import AT_ONCE, Answers, ask_each, describe_pending, line_of
+from launcher.hosts.fleet import AT_ONCE, Answers, ask_each, describe_pending, format_error
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from tests.waiting import wait_for
@@ -123,8 +123,8 @@ def test_all_errors_are_raised_as_one() -> None:
 
 
 def test_a_line_names_its_host_once() -> None:
-    assert line_of("b", UnreachableError("host b: gone")) == "host b: gone"
-    assert line_of("b", UnreachableError("gone")) == "host b: gone"
+    assert format_error("b", UnreachableError("host b: gone")) == "host b: gone"
+    assert format_error("b", UnreachableError("gone")) == "host b: gone"
 
 
 def test_a_host_without_connection_is_not_looked_at_again_at_once(tried: list[str]) -> None:
@@ -164,9 +164,9 @@ def test_late_hosts_are_asked_on_after_a_look(
     (look,) = looks
     assert look.found == {"intel": "intel"}
     assert look.late == ["lambda", "attic"]
-    assert str(look.errors["attic"]) == "asking attic ..."
-    assert line_of("attic", look.errors["attic"]) == "asking attic ..."
-    assert describe_pending(look.late) == "asking lambda, attic ..."
+    assert str(look.errors["attic"]) == "querying attic ..."
+    assert format_error("attic", look.errors["attic"]) == "querying attic ..."
+    assert describe_pending(look.late) == "querying lambda, attic ..."
     assert list(answers.found) == ["intel", "lambda"]
     assert answers.late == []
     assert str(answers.errors["attic"]) == "host attic: connection refused"

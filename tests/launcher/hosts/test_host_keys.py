@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.hosts.ssh import accept_new_host_keys, close_all, connect_host, route_of
+from launcher.hosts.ssh import accept_new_host_keys, close_all, connect_host, find_route
 from launcher.inventory.hosts import Host
 from tests.launcher.sshd import Server, make_key, refused, running_sshd
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("own_ssh")
 
 def by_rsync_s_command(host: Host) -> str:
     """Return what the command that rsync gets says of a host that it must not log in to."""
-    command = [*route_of(host).command, "127.0.0.1", "echo", "in"]
+    command = [*find_route(host).command, "127.0.0.1", "echo", "in"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (255, "")
     return done.stderr
@@ -171,7 +171,7 @@ def test_a_revocation_list_counts(server: Server, tmp_path: Path) -> None:
 
 def ssh_says(host: Host) -> bool:
     """Return whether OpenSSH itself logs in."""
-    command = [*route_of(host).command, "127.0.0.1", "echo", "in"]
+    command = [*find_route(host).command, "127.0.0.1", "echo", "in"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, 255), done
     return done.stdout == "in\n"
@@ -290,7 +290,7 @@ def test_names_of_a_key_are_those_of_ssh(server: Server, name: str, args: tuple[
     key = server.known_line.split(" ", 1)[1]
     server.known_hosts.write_text(f"{name} {key}")
     assert connect_host(server.host(args=args)).exists("/")
-    command = [*route_of(server.host(args=args)).command, "127.0.0.1", "echo", "in"]
+    command = [*find_route(server.host(args=args)).command, "127.0.0.1", "echo", "in"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"in\n"
 
 

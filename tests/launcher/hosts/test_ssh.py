@@ -17,7 +17,7 @@ from launcher.errors import ConfigError, PreflightError, UnreachableError
 from launcher.hosts import bootstrap, fleet
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
-from launcher.hosts.ssh import close_all, connect_host, route_of
+from launcher.hosts.ssh import close_all, connect_host, find_route
 from launcher.inventory.hosts import Host
 from launcher.runs.preflight.inspection import CHECKS, check_login_shell
 from launcher.runs.processes.session import SessionSupervisor
@@ -116,7 +116,7 @@ def test_jump_hosts_are_verified_like_any_other(server: Server) -> None:
     )
     host = server.host(args=("-J", "gate"))
     assert connect_host(host).exists("/")
-    command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
+    command = [*find_route(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
     assert "jump host door: its host key" in refused(server.host("two", args=("-J", "door,gate")))
     assert "host two: jump host dead: 127.0.0.1 port" in refused(
@@ -147,7 +147,7 @@ def test_two_jumps_and_hashed_names(server: Server) -> None:
     )
     host = server.host(args=("-o", "ProxyJump=door,gate"))
     assert connect_host(host).exists("/")
-    command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
+    command = [*find_route(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
 
 
@@ -181,7 +181,7 @@ def test_a_proxy_may_hand_over_the_connection_itself(server: Server) -> None:
     server.config.write_text(f"{config}{opens} %h %p\n")
     host = server.host()
     assert connect_host(host).exists("/")
-    command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
+    command = [*find_route(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
     server.config.write_text(f"{config}{fails}\n")
     assert "handed over no connection (ProxyUseFdpass)" in refused(server.host("empty"))

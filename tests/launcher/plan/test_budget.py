@@ -10,7 +10,7 @@ import yaml
 from launcher.errors import ConfigError, OverBudgetError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.budget import rates_of, refuse_unknown_rents, why_rented, with_budget
+from launcher.plan.budget import list_host_rates, refuse_unknown_rents, why_rented, with_budget
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
@@ -115,7 +115,7 @@ def test_owned_hosts_that_add_nothing_are_named() -> None:
 def test_two_names_of_one_machine_are_billed_once() -> None:
     twin = replace(RACK, name="rack-again")
     ranks, machines = {"rack": [0], "rack-again": [1]}, {"rack": "same", "rack-again": "same"}
-    (rate,) = rates_of([RACK, twin], ranks, machines)
+    (rate,) = list_host_rates([RACK, twin], ranks, machines)
     assert (rate.name, rate.price_hour, rate.ranks) == ("rack", 2.4, (0, 1))
 
 

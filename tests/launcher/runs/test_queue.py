@@ -24,7 +24,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.configuration import JobRequest
 from launcher.runs.cluster import Cluster
 from launcher.runs.down import tear_down
-from launcher.runs.queue import QueueRunner, check_inputs, enqueue_job, queue_of
+from launcher.runs.queue import QueueRunner, check_inputs, enqueue_job, open_queue
 from launcher.runs.records.queue_records import Queue, QueueEntry
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
@@ -45,7 +45,7 @@ def start() -> StartArguments:
 
 @pytest.fixture
 def queue(own_state: None) -> Queue:
-    return queue_of(None)[0]
+    return open_queue(None)[0]
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def plan_of(start: StartArguments, queue: Queue, run_id: str) -> Run:
 
 
 def step(runner: QueueRunner) -> bool:
-    return runner.run_next_job(*queue_of(None))
+    return runner.run_next_job(*open_queue(None))
 
 
 def test_a_job_means_the_same_wherever_it_is_read(
@@ -351,7 +351,7 @@ def test_another_machines_job_is_passed_over(
     monkeypatch.setattr("launcher.runs.cluster.load_inventory", lambda *_, **__: (intel,))
     monkeypatch.setattr("launcher.hosts.ssh.connect_host", lambda host: Disk(tmp_path / host.name))
     run_id = add(start, model__path="/models/absent")
-    queue, registry = queue_of(Path("hosts.yml"))
+    queue, registry = open_queue(Path("hosts.yml"))
     (entry,) = queue.read_entries()[0]
     assert queue.folder == str(tmp_path / "intel" / "queue")
     runner = QueueRunner(Path("hosts.yml"), follow_run, told.append)

@@ -142,7 +142,7 @@ def test_a_view_shows_what_is_known_and_then_the_late_host(
     view = monitor.observe(0.3, show)
     (before,) = known
     assert list(before.late) == ["lambda"]
-    assert before.unreachable == {"lambda": "asking lambda ..."}
+    assert before.unreachable == {"lambda": "querying lambda ..."}
     places = {process.name: process.host for process in before.run.plan.processes}
     unknown = {name for name, state in before.processes.items() if state.state == "unreachable"}
     assert unknown == {name for name, place in places.items() if place == "lambda"} != set()

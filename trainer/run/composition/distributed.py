@@ -30,7 +30,7 @@ from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.gathered_checkpoint import GatheredCheckpoints
 from trainer.run.distributed.loop import Checkpoints, DistributedRun
 from trainer.run.distributed.optimizer import ParallelAdamW
-from trainer.run.distributed.rank_notes import Board
+from trainer.run.distributed.rank_notes import RankNotes
 from trainer.run.distributed.rank_reports import RankReport, prepare_on_first_rank
 from trainer.run.distributed.sharded_checkpoint import ShardedSaves
 from trainer.run.distributed.weight_audit import WeightAudit
@@ -88,7 +88,7 @@ def make_distributed(
             optimizer.restore(opened and opened.stored, step)
         sharded = None
         if config.checkpoint.sharded or parts_first:
-            board = Board(
+            board = RankNotes(
                 PrefixStore(SHARDED, store.clone()),  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
                 rank,
                 world,
@@ -188,7 +188,7 @@ def _open_record(inputs: RunInputs, expect_workers: int, guards: Guards) -> _Ope
 
 def _restore_sharded(
     sharded: ShardedCheckpoints,
-    board: Board,
+    board: RankNotes,
     opened: _Opened | None,
     inputs: RunInputs,
     optimizer: ParallelAdamW,

@@ -45,7 +45,7 @@ from trainer.run.distributed.rank_file import (
     rank_file_name,
     start_writing,
 )
-from trainer.run.distributed.rank_notes import Board
+from trainer.run.distributed.rank_notes import RankNotes
 from trainer.system.errors import InputError, StorageError, first_line
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FileRecord, FolderWriter
@@ -81,7 +81,7 @@ class ShardedCheckpoints:
         folder: Path,
         parts: Mapping[str, Tensor],
         layout: str,
-        board: Board,
+        board: RankNotes,
         *,
         keep_last: int,
         lease: Lease | None = None,

@@ -35,7 +35,7 @@ def read_note(kind: type[_Note], data: bytes, what: str) -> _Note:
         raise RefusedError(f"invalid note of another rank: {error}") from None
 
 
-class Board:
+class RankNotes:
     """The notes of one world; every rank calls the same methods in the same order.
 
     Args:

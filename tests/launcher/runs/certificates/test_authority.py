@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from launcher.errors import ConfigError
-from launcher.runs.certificates.authority import Authority, Credentials, identity_of
+from launcher.runs.certificates.authority import Authority, Credentials, certificate_identity
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.transport import tls
 from trainer.system.errors import InputError, ProtocolError
@@ -101,8 +101,10 @@ def test_both_sides_accept_each_other_and_the_rank_is_in_the_certificate(
 def test_what_one_side_writes_the_other_reads(
     tmp_path: Path, authority: Authority, run_id: str
 ) -> None:
-    server = store(tmp_path / "c", authority.issue(identity_of(run_id, None), ["127.0.0.1"]))
-    client = store(tmp_path / "w", authority.issue(identity_of(run_id, 7), []))
+    server = store(
+        tmp_path / "c", authority.issue(certificate_identity(run_id, None), ["127.0.0.1"])
+    )
+    client = store(tmp_path / "w", authority.issue(certificate_identity(run_id, 7), []))
     worker, coordinator = handshake(server, client), handshake(server, server)
     assert isinstance(worker, dict)
     assert isinstance(coordinator, dict)

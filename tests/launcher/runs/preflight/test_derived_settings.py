@@ -17,7 +17,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.plan_context import PlanContext
-from launcher.runs.preflight.derived_settings import follow_data
+from launcher.runs.preflight.derived_settings import derive_data_settings
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig
 
@@ -60,7 +60,7 @@ def run_of_own(
 def follow(connection: LocalConnection, folder: Path, *settings: str) -> Any:
     config, given, plan, host = run_of_own(folder, CPU, *settings)
     found = Survey(hosts=(host,), connections={"here": connection})
-    return follow_data(config, given, plan, found)
+    return derive_data_settings(config, given, plan, found)
 
 
 def test_the_settings_come_from_the_data_and_are_said(tmp_path: Path) -> None:
@@ -106,7 +106,9 @@ def test_the_memory_of_each_worker_counts(
 ) -> None:
     config, given, plan, host = run_of_own(tmp_path, devices)
     connection = Answering([])
-    follow_data(config, given, plan, Survey(hosts=(host,), connections={"here": connection}))
+    derive_data_settings(
+        config, given, plan, Survey(hosts=(host,), connections={"here": connection})
+    )
     assert connection.asked["rooms"] == ([] if room is None else [{**room, "coordinates": False}])
 
 

@@ -58,7 +58,7 @@ def test_an_unfinished_line_waits(process: ProcessPlan) -> None:
 def test_the_end(process: ProcessPlan, text: bytes, count: int) -> None:
     log = pages(process, text)
     everything = lines(log)
-    assert lines(log, log.offset_of_tail(count)) == (everything[-count:] if count else [])
+    assert lines(log, log.find_tail_offset(count)) == (everything[-count:] if count else [])
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_a_line_without_an_end_is_shown_in_parts(
     found = list(log.read_pages(0, whole=False))
     assert b"".join(line for page in found for line in page.lines) == b"x" * 1000 + b"end"
     assert max(len(line) for page in found for line in page.lines) <= 128
-    assert log.offset_of_tail(5) >= 1004 - 128
+    assert log.find_tail_offset(5) >= 1004 - 128

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.errors import PartialError, PreflightError
 from launcher.hosts.local import LocalConnection
-from launcher.plan.plan import ProcessPlan, unit_of
+from launcher.plan.plan import ProcessPlan, unit_name
 from launcher.plan.plan_context import SCRIPT_FILE
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.runs.processes.systemd import SystemdSupervisor, open_supervisor
@@ -77,15 +77,15 @@ def test_where_there_are_units_they_are_used(place: Place) -> None:
 def test_units_are_named_by_run_and_process(place: Place) -> None:
     worker = place.process(name="worker-12")
     head = replace(place.process(name="coordinator"), role="coordinator")
-    assert unit_of("demo-1", worker) == "motley-worker@demo-1:worker-12.service"
-    assert unit_of("demo-1", head) == "motley-coordinator@demo-1:coordinator.service"
+    assert unit_name("demo-1", worker) == "motley-worker@demo-1:worker-12.service"
+    assert unit_name("demo-1", head) == "motley-coordinator@demo-1:coordinator.service"
     teacher = replace(place.process(name="teacher-0"), role="teacher")
-    assert unit_of("demo-1", teacher) == "motley-worker@demo-1:teacher-0.service"
+    assert unit_name("demo-1", teacher) == "motley-worker@demo-1:teacher-0.service"
 
 
 def test_a_unit_is_wanted_from_start_to_stop(place: Place) -> None:
     process = place.process()
-    unit = unit_of(place.run_id, process)
+    unit = unit_name(place.run_id, process)
     place.supervisor.start_process(process)
     place.up(process)
     assert place.host.unit(unit).enabled
@@ -129,7 +129,9 @@ def test_a_rebooted_host_goes_on_with_what_was_not_over(place: Place) -> None:
     place.host.close()  # the power goes
     wait_for(lambda: not find_run(place.run_id), "darkness")
     assert place.supervisor.read_state(process).state == "lost"
-    place.host.unit(unit_of(place.run_id, process)).start()  # what systemd does with enabled units
+    place.host.unit(
+        unit_name(place.run_id, process)
+    ).start()  # what systemd does with enabled units
     place.up(process, attempt=2)
     place.supervisor.stop_processes([process], 20.0)
 
@@ -146,7 +148,7 @@ def test_a_rebooted_host_goes_on_with_the_script_that_the_start_named(
     command += ["--script", str(copy), "--script-digest", read_script(copy).digest]
     argv = (sys.executable, "-P", "-m", "trainer.cli", *command)
     process = replace(place.process(), argv=argv)
-    unit = place.host.unit(unit_of(place.run_id, process))
+    unit = place.host.unit(unit_name(place.run_id, process))
     metrics = tmp_path / "out/metrics.jsonl"
     place.supervisor.start_process(process)
     wait_for(lambda: metrics.exists() and '"checkpoint"' in metrics.read_text(), "a checkpoint")
@@ -165,7 +167,7 @@ def test_a_rebooted_host_goes_on_with_the_script_that_the_start_named(
 def test_a_host_that_is_shut_down_in_order_ends_nothing_for_good(place: Place) -> None:
     """Its units get the SIGTERM of whoever stops them, but they stay wanted."""
     process = place.process()
-    unit = place.host.unit(unit_of(place.run_id, process))
+    unit = place.host.unit(unit_name(place.run_id, process))
     place.supervisor.start_process(process)
     place.up(process)
     unit.go_down_with_the_host()
@@ -184,7 +186,7 @@ def test_a_rebooted_host_is_waited_for_while_its_units_have_not_had_their_turn(
     place.supervisor.start_process(process)
     place.up(process)
     place.host.close()
-    place.host.unit(unit_of(place.run_id, process)).enable()
+    place.host.unit(unit_name(place.run_id, process)).enable()
     path = Path(process.folder) / "state.json"
     keeper = place.supervisor.read_state(process).supervisor
     assert keeper is not None

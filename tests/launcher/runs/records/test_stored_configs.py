@@ -16,7 +16,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan_context import PlanContext
 from launcher.runs.records.registry import Registry
-from launcher.runs.records.stored_configs import StartArguments, config_of, keep_config
+from launcher.runs.records.stored_configs import StartArguments, read_run_config, store_config
 from tests.launcher.played_hosts import Disk
 from trainer.config.run import RunConfig, load_config
 
@@ -75,7 +75,7 @@ def test_what_lies_where_motley_keeps_things_is_taken(
     tmp_path: Path, registry: Registry, tree: dict[str, Any]
 ) -> None:
     text = say(tmp_path, tree)
-    assert config_of(registry, RUN_ID, ()) == (text, [])
+    assert read_run_config(registry, RUN_ID, ()) == (text, [])
 
 
 HOSTILE = [
@@ -135,8 +135,8 @@ def test_anything_else_has_to_be_given_by_the_operator(
     section[leaf] = value
     text = say(tmp_path, changed)
     with pytest.raises(ConfigError, match=rf"(?s)was not started from this machine.* {key} .*--"):
-        config_of(registry, RUN_ID, ())
-    assert config_of(registry, RUN_ID, {key}) == (text, [])
+        read_run_config(registry, RUN_ID, ())
+    assert read_run_config(registry, RUN_ID, {key}) == (text, [])
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -146,8 +146,8 @@ def test_a_stored_command_is_dropped_by_name(
 ) -> None:
     text = say(tmp_path, {**tree, "notify": ["touch", "/tmp/x"]})
     if is_own:
-        keep_config(RUN_ID, text, StartArguments())
-    config, remarks = config_of(registry, RUN_ID, ())
+        store_config(RUN_ID, text, StartArguments())
+    config, remarks = read_run_config(registry, RUN_ID, ())
     assert yaml.safe_load(config) == tree
     assert remarks == [f"the notify of {RUN_ID} is not used; give your own: --notify COMMAND"]
 
@@ -156,18 +156,18 @@ def test_a_stored_command_is_dropped_by_name(
 def test_what_is_no_config(tmp_path: Path, registry: Registry, text: bytes) -> None:
     (tmp_path / "intel" / "runs" / RUN_ID / "run.yaml").write_bytes(text)
     with pytest.raises(ConfigError, match=r"its run\.yaml is not a config"):
-        config_of(registry, RUN_ID, ())
+        read_run_config(registry, RUN_ID, ())
 
 
 def test_the_machine_that_started_it_goes_by_its_own_copy(
     tmp_path: Path, registry: Registry
 ) -> None:
     own = say(tmp_path, {**SAFE, "data": {"train": "/home/you/train.jsonl"}})
-    keep_config(RUN_ID, own, StartArguments())
+    store_config(RUN_ID, own, StartArguments())
     assert (tmp_path / "laptop" / "configs" / f"{RUN_ID}.yaml").stat().st_mode & 0o777 == 0o600
-    assert config_of(registry, RUN_ID, ()) == (own, [])
+    assert read_run_config(registry, RUN_ID, ()) == (own, [])
     say(tmp_path, {**SAFE, "data": {"train": "/etc/shadow"}})
-    config, warning = config_of(registry, RUN_ID, ())
+    config, warning = read_run_config(registry, RUN_ID, ())
     assert config == own
     assert warning == [f"the hosts' config of {RUN_ID} differs and is not used"]
 
@@ -177,7 +177,7 @@ def test_runs_of_this_machine_alone_need_no_copy(
 ) -> None:
     text = say(tmp_path, {"output": "/anywhere"})
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "intel"))
-    assert config_of(Registry.for_this_user(), RUN_ID, ()) == (text, [])
+    assert read_run_config(Registry.for_this_user(), RUN_ID, ()) == (text, [])
 
 
 def test_a_setting_counts_whether_it_has_a_flag_of_its_own_or_not(tmp_path: Path) -> None:

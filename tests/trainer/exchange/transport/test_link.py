@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.certificates.authority import Authority, identity_of
+from launcher.runs.certificates.authority import Authority, certificate_identity
 from tests.trainer.exchange.links import end_all, make_link, until
 from trainer.exchange.protocol.messages import Shutdown
 from trainer.exchange.protocol.wire import (
@@ -95,7 +95,7 @@ def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     for role, rank in (("coordinator", None), ("rank-0", 0)):
         folder = tmp_path / role
         folder.mkdir()
-        leaf = authority.issue(identity_of("run", rank), ["127.0.0.1"])
+        leaf = authority.issue(certificate_identity("run", rank), ["127.0.0.1"])
         for name, content in leaf.contents_by_name().items():
             (folder / name).write_bytes(content)
         made.append(tls.make_context(folder, server=rank is None))

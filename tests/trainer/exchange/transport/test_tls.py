@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.certificates.authority import Authority, identity_of
+from launcher.runs.certificates.authority import Authority, certificate_identity
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.transport import tls
 from trainer.system.errors import ProtocolError
@@ -22,7 +22,7 @@ Chain = list[dict[str, Any]]
 HOURS = datetime.timedelta(hours=1)
 LIFETIME = datetime.timedelta(days=30)
 RUN = "run-1"
-COORDINATOR, WORKER = identity_of(RUN, None), identity_of(RUN, 3)
+COORDINATOR, WORKER = certificate_identity(RUN, None), certificate_identity(RUN, 3)
 
 
 def moment(offset: datetime.timedelta = 0 * HOURS) -> datetime.datetime:

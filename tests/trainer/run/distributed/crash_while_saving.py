@@ -25,28 +25,32 @@ from tests.trainer.crash_at_every_step import CountingDisk
 from trainer.checkpoint.reader import RunProgress
 from trainer.run.distributed import rank_file
 from trainer.run.distributed.checkpoint import ShardedCheckpoints
-from trainer.run.distributed.rank_notes import Board
+from trainer.run.distributed.rank_notes import RankNotes
 
 WORLD = 2
 NAMES = ("a", "b", "c")
 
 
-def on_ranks(act: Callable[[Board], Any]) -> list[Any]:
+def on_ranks(act: Callable[[RankNotes], Any]) -> list[Any]:
     """Return what each rank returns."""
     store = HashStore()
     with ThreadPoolExecutor(WORLD) as ranks:
-        calls = [ranks.submit(act, Board(store, rank, WORLD, patience=60)) for rank in range(WORLD)]
+        calls = [
+            ranks.submit(act, RankNotes(store, rank, WORLD, patience=60)) for rank in range(WORLD)
+        ]
         return [call.result() for call in calls]
 
 
-def opened(folder: Path, board: Board, step: int, disk: CountingDisk | None) -> ShardedCheckpoints:
+def opened(
+    folder: Path, board: RankNotes, step: int, disk: CountingDisk | None
+) -> ShardedCheckpoints:
     parts = {name: torch.full((3, 4), float(step)) for name in NAMES}
     used = disk if board.rank == 0 else None
     return ShardedCheckpoints(folder, parts, "layout", board, keep_last=1, disk=used)
 
 
 def save(folder: Path, step: int, disk: CountingDisk | None = None) -> None:
-    def act(board: Board) -> None:
+    def act(board: RankNotes) -> None:
         checkpoints = opened(folder, board, step, disk)
         if disk is not None and board.rank == 0:
             disk.count_anew(disk.before)
@@ -59,7 +63,7 @@ def save(folder: Path, step: int, disk: CountingDisk | None = None) -> None:
 def restore(folder: Path) -> list[Any]:
     """Return each rank's step and values."""
 
-    def act(board: Board) -> Any:
+    def act(board: RankNotes) -> Any:
         checkpoints = opened(folder, board, 0, None)
         resumed = checkpoints.restore("run")
         checkpoints.close()

@@ -13,17 +13,17 @@ from trainer.config.optimizer import OptimizerConfig
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.checkpoint import ShardedCheckpoints, training_parts
-from trainer.run.distributed.rank_notes import Board
+from trainer.run.distributed.rank_notes import RankNotes
 from trainer.system.storage.atomic_folder import Disk
 
 BATCH, VOCABULARY = 6, 300
 
 
-def board(name: str, patience: float = 120.0) -> Board:
+def board(name: str, patience: float = 120.0) -> RankNotes:
     """Return a board of this world, whose ranks serve several tests."""
     store: Any = dist.distributed_c10d._get_default_store()
     prefixed = dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
-    return Board(prefixed, dist.get_rank(), dist.get_world_size(), patience=patience)
+    return RankNotes(prefixed, dist.get_rank(), dist.get_world_size(), patience=patience)
 
 
 def progress(step: int) -> RunProgress:
