@@ -255,7 +255,7 @@ def _load_on_vulkan(
     from trainer.replica.backend import UnusableError
     from trainer.replica.wgpu.generation.generator import WgpuGenerator
     from trainer.replica.wgpu.gpu.errors import DeviceError
-    from trainer.replica.wgpu.loaded import load_model
+    from trainer.replica.wgpu.loaded_model import load_model
 
     config, layout = trained.config, trained.layout
     data = config.data.model_copy(update={"max_seq_len": slots_for(longest, max_new_tokens)})

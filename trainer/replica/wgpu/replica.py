@@ -24,7 +24,7 @@ from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
-from trainer.replica.wgpu.loaded import load_model
+from trainer.replica.wgpu.loaded_model import load_model
 from trainer.replica.wgpu.planning import plan_replica
 from trainer.replica.wgpu.recordings import Recording
 from trainer.replica.wgpu.weights.slots import Slots

@@ -19,7 +19,7 @@ from trainer.replica.torch.model import flatten_parameters
 from trainer.replica.torch.published_model import load_published
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.loaded import load_model
+from trainer.replica.wgpu.loaded_model import load_model
 from trainer.system.errors import InputError, NonFiniteError
 
 if TYPE_CHECKING:
