@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.model.expert_parameters import find_expert_slice
+from trainer.model.expert_parameters import ROUTED, find_expert_slice
 from trainer.model.family import Family
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.model.tensor_names import is_ignored, module_name, stored_family
@@ -123,7 +123,10 @@ class PublishedWeights:
                 self.names.add(name)
                 _replace_module(model, path, _Absent(None))
             elif self._is_taken(path) and kind is nn.Linear:
-                if self._are_stored({name: module.weight}):
+                # A class may use a router's weight itself; it is small, and loaded.
+                if ROUTED.isdisjoint(path.split(".")[-2:]) and self._are_stored(
+                    {name: module.weight}
+                ):
                     self._linears.append(path)
                     _replace_module(model, path, _Absent(module.bias))
             elif self._is_taken(path) and hasattr(module, "has_gate"):

@@ -187,13 +187,17 @@ def test_the_plan_has_what_stays(tiny: Tiny, tied: bool, quantization: str) -> N
     assert not any(each.is_meta for each in model.parameters())
 
 
-def test_an_unlisted_family_is_read_too(tiny: Tiny, tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "model", "olmoe")
-    settings: dict[str, Any] = {"task": "causal-lm", **TARGETS["attention"]}
-    batch = tiny.batch(3, "causal-lm")
-    found = [
-        train(*tiny.start(folder, **settings, model__resident=each), batch) for each in ("all", 0)
-    ]
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("olmoe", NF4), ("longcat_flash", {"task": "causal-lm"}), ("afmoe", {"task": "causal-lm"})],
+)
+def test_an_unlisted_family_is_read_too(
+    tiny: Tiny, tmp_path: Path, family: str, settings: dict[str, Any]
+) -> None:
+    """The classes of two draw a router's weights themselves."""
+    folder, batch = write_tiny(tmp_path / "model", family), tiny.batch(3, "causal-lm")
+    own = {**settings, "lora__target_modules": ["o_proj"]}
+    found = [train(*tiny.start(folder, **own, model__resident=each), batch) for each in ("all", 0)]
     assert found[0] == found[1]
 
 
