@@ -29,7 +29,8 @@ def generate(report: Report, arguments: argparse.Namespace) -> None:
     ids = load_tokenizer(model).encode(text).ids
     speed: dict[int, float] = {}
     for batch in (1, 8, 32):
-        write = open_generate(model, "float32" if on_cpu else "bfloat16", compute, batch)
+        dtype, length = "float32" if on_cpu else "bfloat16", _PROMPT + arguments.tokens
+        write = open_generate(model, dtype, compute, batch, length)
         prompts = [ids[at : at + _PROMPT] for at in range(batch)]
         sampling = ScoredSampling(temperature=1.0, numbers=range(batch))
         write(prompts, max_new_tokens=2, sampling=sampling)  # warms up

@@ -32,6 +32,7 @@ from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
+from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.replica.script.replica import ScriptReplica
 from trainer.replica.script.user_script import UserScript
@@ -133,9 +134,13 @@ def _batch(config: RunConfig, seed: int) -> list[Encoded]:
 
 def scores(folder: Path, settings: Settings, device: str) -> Steps:
     """Score samples."""
-    config = run_config(str(folder), settings)
-    made = TorchReplica(folder, config, build_layout(folder, config), device, threads=1)
-    made.write_trainable(drawn_weights(folder, config))
+    given = dict(settings)
+    resident = given.pop("model.resident", "all")
+    config = run_config(str(folder), given)
+    layout, used = build_layout(folder, config), Compute(resident=resident).apply_resident(config)
+    made = TorchReplica(folder, used, layout, device, threads=1, evaluates=True)
+    if config.method == "lora":
+        made.write_trainable(drawn_weights(folder, config))
     for seed in count():
         batch = _batch(config, seed)
         _occupy(device)
@@ -244,9 +249,12 @@ def _on_first(whole: np.ndarray | None) -> list[np.ndarray]:
 
 def generation(folder: Path, settings: Settings, device: str) -> Steps:
     """Continue three prompts by five tokens."""
-    config = run_config(str(folder), settings)
-    layout, weights = build_layout(folder, config), drawn_weights(folder, config)
-    made = load_generator(folder, config, layout, weights, device)
+    given = dict(settings)
+    resident = given.pop("model.resident", "all")
+    config = run_config(str(folder), given)
+    layout, used = build_layout(folder, config), Compute(resident=resident).apply_resident(config)
+    weights = drawn_weights(folder, config) if config.method == "lora" else None
+    made = load_generator(folder, used, layout, weights, device)
     for seed in count():
         sampling = Sampling(0.8, seed=seed)
         _occupy(device)
@@ -256,9 +264,12 @@ def generation(folder: Path, settings: Settings, device: str) -> Steps:
 
 def teacher(folder: Path, settings: Settings, device: str) -> Steps:
     """Score two windows for a student with other token ids."""
-    model = TorchEngine(folder, torch.float32, device)
+    given = dict(settings)
+    kept, dtype = given.pop("model.resident", "all"), given.pop("dtype", "float32")
+    resident = kept if isinstance(kept, int) else None
+    model = TorchEngine(folder, getattr(torch, dtype), device, resident=resident)
     ids = np.arange(VOCABULARY, dtype=np.int32)[::-1].copy()
-    made = Teacher(model, Scheme(**settings), ids, 0, 4096)
+    made = Teacher(model, Scheme(**given), ids, 0, 4096)
     for seed in count():
         tokens = np.random.default_rng(seed).integers(0, VOCABULARY, (2, 20), np.int32)
         _occupy(device)

@@ -111,7 +111,13 @@ STREAMED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "student": ("student", FP32 | {"distillation.alpha": 0.7} | NF4),
     "student-recomputed": ("student", FP32 | {"distillation.alpha": 0.7} | RECOMPUTED),
     "scores": ("scores", FP32),
+    "scores-full": ("scores", BF16 | FULL),
+    "scores-classifier-qlora": ("scores", FP32 | CLASSIFY | NF4),
     "generation": ("generation", FP32),
+    "generation-full": ("generation", BF16 | FULL),
+    "generation-qlora": ("generation", FP32 | NF4),
+    "teacher": ("teacher", {"kind": "topk", "top_k": 20}),
+    "teacher-bf16": ("teacher", {"kind": "full", "dtype": "bfloat16"}),
 }
 """What runs with all layers resident, and with none."""
 

@@ -19,7 +19,7 @@ from tests.trainer.replica import driving
 from trainer.config.run import load_config
 from trainer.data import tokens
 from trainer.distill.answers.folder import AnswersFolder
-from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
 from trainer.model.layout import build_layout
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
@@ -83,6 +83,36 @@ def test_greedy_generation_is_that_of_transformers(
     completions = [json.loads(line)["text"] for line in done.stdout.splitlines()]
     assert completions == [text for _, text in greedy]
     assert "Paris" in completions[0]
+
+
+def use_with(resident: str, model: Path, *words: str) -> str:
+    """Run a command with so many resident layers of thirty; return what it prints."""
+    command = [sys.executable, "-m", "trainer.cli", *words, "--resident", resident]
+    done = run([*command, "--gpu-backend", "cpu", "--threads", "1"], os.environ, PATIENCE)
+    assert done.returncode == 0, done.stderr
+    line = f"4 of 30 layers stay in memory, 26 are read from {model} at each use"
+    assert (line in done.stderr) == (resident == "4")
+    return done.stdout
+
+
+def test_four_resident_layers_give_the_answers_of_all(smollm2: Path, asked: Path) -> None:
+    words = ("generate", str(smollm2), "--json", "--data", str(asked), "--max-new-tokens", "12")
+    found = [use_with(resident, smollm2, *words) for resident in ("all", "4")]
+    assert found[0] == found[1]
+    assert "Paris" in found[0]
+
+
+def test_four_resident_layers_give_a_teachers_scores_of_all(
+    smollm2: Path, sections: list[Described], tmp_path: Path
+) -> None:
+    data = write_lines(tmp_path / "texts.jsonl", [{"text": row.text} for row in sections[:6]])
+    words = ("distill", "teacher", str(smollm2), "--data", str(data), "--max-seq-len", "64")
+    found: list[list[bytes]] = []
+    for resident in ("all", "4"):
+        output = tmp_path / resident
+        use_with(resident, smollm2, *words, "--dtype", "float32", "--out", str(output))
+        found.append([path.read_bytes() for path in sorted(output.rglob(SHARD_FILE))])
+    assert found[0] == found[1] != []
 
 
 def test_a_teachers_answers_are_those_of_transformers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ SIZES = ModelSizes(
     intermediate_size=64,
     vocab_size=320,
 )
+DEEP_SIZES = replace(
+    SIZES, hidden_size=64, num_layers=6, num_heads=4, head_dim=16, intermediate_size=128
+)
+"""Sizes of more layers, so that memory decides how many stay, and of widths that NF4 takes."""
 WORDS = ["rm -rf $dir", "mkdir -p build", "date +%s > stamp", "echo hello", "cp a b && ls"]
 
 
@@ -31,8 +36,8 @@ def write_data(path: Path, count: int = 40, classes: int = 3) -> Path:
     return path
 
 
-def write_model(folder: Path, data: Path, seed: int = 0) -> Path:
-    return init_model(data, folder, SIZES, seed)
+def write_model(folder: Path, data: Path, seed: int = 0, sizes: ModelSizes = SIZES) -> Path:
+    return init_model(data, folder, sizes, seed)
 
 
 def write_hollow_weights(folder: Path) -> Path:

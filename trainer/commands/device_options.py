@@ -15,12 +15,41 @@ from trainer.system.commandline.options import PATH, Command, combine_options
 
 if TYPE_CHECKING:
     from trainer.checkpoint.trained_model import TrainedModel
+    from trainer.config.run import Resident
     from trainer.replica.backend import Compute
     from trainer.run.distributed.inference import Ranks
 
 
-def place_options(*backends: RequestedBackend) -> Callable[[Command], Command]:
-    """Return a decorator that adds --gpu-backend, --gpu and --threads, together `compute`."""
+class ResidentLayers(click.ParamType):
+    """How many layers stay in memory."""
+
+    name = "auto|all|N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Resident:
+        """Return `auto`, `all` or a number."""
+        if value in ("auto", "all"):
+            return value
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is neither auto nor all nor a number of layers", param, ctx)
+        return int(value)
+
+
+resident_option = click.option(
+    "--resident",
+    type=ResidentLayers(),
+    default="auto",
+    help="Layers that stay in memory; the others are read at each use. auto: what fits.",
+)
+
+
+def place_options(*backends: RequestedBackend, reads: bool = True) -> Callable[[Command], Command]:
+    """Return a decorator that adds --gpu-backend, --gpu, --threads and --resident: `compute`.
+
+    Args:
+        reads: the command only computes forwards; else it has no --resident.
+    """
     add = combine_options(
         click.option(
             "--gpu-backend",
@@ -37,14 +66,21 @@ def place_options(*backends: RequestedBackend) -> Callable[[Command], Command]:
             help="Index, UUID, PCI address or name of a required device; default: the first.",
         ),
         click.option("--threads", type=Threads(), help="CPU threads."),
+        *([resident_option] if reads else []),
     )
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def call(backend: RequestedBackend, gpu: str, threads: int | None, **rest: Any) -> None:
+        def call(
+            backend: RequestedBackend,
+            gpu: str,
+            threads: int | None,
+            resident: Resident = "auto",
+            **rest: Any,
+        ) -> None:
             from trainer.replica.backend import Compute
 
-            command(compute=Compute(backend, gpu, threads), **rest)
+            command(compute=Compute(backend, gpu, threads, resident), **rest)
 
         return cast("Command", add(call))
 

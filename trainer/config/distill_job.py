@@ -26,10 +26,11 @@ from trainer.config.run import (
     Method,
     OptimizerConfig,
     Positive,
+    Resident,
     TrainingConfig,
 )
 from trainer.config.section import Section, load_settings
-from trainer.config.teacher_engines import TeacherEngine, explain_backend
+from trainer.config.teacher_engines import TeacherEngine, explain_backend, explain_resident
 from trainer.system.errors import InputError
 
 
@@ -63,11 +64,16 @@ class TeacherJob(Section):
     batch_tokens: Positive | None = None
     dtype: Literal["bfloat16", "float32"] | None = None
     engine: TeacherEngine | None = None
+    resident: Resident | None = None
     seed: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
-    def _check_backend(self) -> Self:
-        if self.engine and (reason := explain_backend(self.engine, self.backend)):
+    def _check_engine(self) -> Self:
+        if self.engine is None:
+            return self
+        kept = "auto" if self.resident is None else self.resident
+        reason = explain_backend(self.engine, self.backend) or explain_resident(self.engine, kept)
+        if reason:
             raise ValueError(reason)
         return self
 

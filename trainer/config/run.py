@@ -79,6 +79,10 @@ RESUME_MAY_CHANGE = ("training.epochs", "training.max_steps")
 """Settings that members agree on and a resumed run may change: its length."""
 
 
+Resident = Literal["auto", "all"] | Annotated[int, Field(ge=0)]
+"""Layers that stay in memory; `auto`: those that fit."""
+
+
 class ModelConfig(Section):
     """The base model."""
 
@@ -94,10 +98,11 @@ class ModelConfig(Section):
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
     quantization: Literal["none", "nf4"] = "none"
     """`nf4` stores frozen linears and experts in 4 bits, in blocks of 64 (arXiv:2305.14314)."""
-    resident: Literal["auto", "all"] | Annotated[int, Field(ge=0)] = "auto"
+    resident: Resident = "auto"
     """Layers that stay in a worker's memory; the others are read at each use. `auto`: what fits.
 
-    Only method `lora` reads layers: weights that train are in memory."""
+    Only method `lora` reads layers: weights that train are in memory. What only uses a model has
+    `--resident`."""
 
 
 class CheckpointConfig(Section):

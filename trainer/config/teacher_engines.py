@@ -31,7 +31,7 @@ class EngineFacts:
     stacks_experts: bool = False
     """Whether experts are copied into memory of their own instead of mapped from the file."""
     streams_frozen: bool = False
-    """Whether it reads layers that a card does not hold at each forward."""
+    """Whether it reads layers of Motley's own decoder that do not fit at each forward."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """The parts of models that it does not compute, with the reason."""
 
@@ -60,7 +60,11 @@ class EngineFacts:
 TEACHER_ENGINES: Mapping[str, EngineFacts] = {
     # Transformers' own code, or the decoder that the tests compare with it.
     "torch": EngineFacts(
-        quantization="none", is_reference=True, backends=("cpu", "cuda"), stacks_experts=True
+        quantization="none",
+        is_reference=True,
+        backends=("cpu", "cuda"),
+        stacks_experts=True,
+        streams_frozen=True,
     ),
     "openvino": EngineFacts(
         quantization="int8",
@@ -82,6 +86,13 @@ def explain_backend(engine: str, backend: str, gpu: str = "") -> str | None:
     if backend in ("auto", *known) and not (gpu and known == ("cpu",)):
         return None
     return f"the engine {engine} computes on the CPU; leave out the backend and the GPU"
+
+
+def explain_resident(engine: str, resident: str | int) -> str | None:
+    """Return why an engine does not keep the layers that it is asked to; None if it does."""
+    if resident == "auto" or TEACHER_ENGINES[engine].streams_frozen:
+        return None
+    return f"the engine {engine} decides itself which weights stay in memory; leave out resident"
 
 
 def check_teacher_backend(engine: str, backend: str, gpu: str = "") -> None:

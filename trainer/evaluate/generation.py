@@ -205,6 +205,7 @@ def _load_generator(
 ) -> tuple[Generator, str]:
     """Return a generator on the first usable backend, and why no earlier one was taken."""
     from trainer.replica.backend import (
+        UnusableError,
         check_vulkan_computes,
         find_cuda_device,
         first_usable,
@@ -213,7 +214,8 @@ def _load_generator(
 
     length = longest + max_new_tokens
     data = trained.config.data.model_copy(update={"max_seq_len": length})
-    trained = replace(trained, config=trained.config.model_copy(update={"data": data}))
+    config = compute.apply_resident(trained.config.model_copy(update={"data": data}))
+    trained = replace(trained, config=config)
 
     def load_on_torch(device: str) -> Generator:
         with speed_up_imports("torch"):
@@ -228,7 +230,9 @@ def _load_generator(
         )
 
     def load_on_vulkan() -> Generator:
-        check_vulkan_computes(trained.base_dir, trained.config)
+        if isinstance(compute.resident, int):
+            raise UnusableError(f"--resident {compute.resident}: answers keep all layers there")
+        check_vulkan_computes(trained.base_dir, config)
         device = open_vulkan_device(compute.gpu, allow_software=compute.backend == "wgpu")
         return _load_on_vulkan(trained, device, longest, max_new_tokens)
 

@@ -103,6 +103,12 @@ def _load_model(trained: TrainedModel, compute: Compute) -> Any:
         from trainer.replica.torch.precision import compute_dtype
         from trainer.replica.torch.published_model import load_published
 
+    if isinstance(compute.resident, int):
+        raise InputError(
+            f"--resident {compute.resident}: lm-eval computes with transformers' code, which keeps"
+            " all layers; leave it out"
+        )
+
     def load_on(name: str) -> Any:
         device = torch.device(name)
         if compute.threads is not None:

@@ -135,7 +135,7 @@ def score_file(
             compute.backend,
             compute.gpu,
             trained.base_dir,
-            config,
+            compute.apply_resident(config),
             trained.layout,
             compute.threads,
             evaluates=True,

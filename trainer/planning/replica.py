@@ -125,9 +125,12 @@ def plan_memory(
         config, accelerator=accelerator, recompute=recompute, coordinates=coordinates
     )
     resident = resolve_resident(config.model.resident, model.layers, resident)
-    training = replace(training, resident=resident)
+    training, trainable = replace(training, resident=resident), layout.size
     if config.method != "full":
-        training = replace(training, adapters=layout.size)
+        training = replace(training, adapters=trainable)
+    elif evaluates and resident is not None:  # what is read at each use is frozen
+        trainable = 0
+        training = replace(training, method="lora", adapters=0)
     if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
         rows = config.training.micro_batch_size * config.rows_per_sample
         training = replace(training, rows=rows)
@@ -140,7 +143,7 @@ def plan_memory(
         if training.dora
         else 0
     )
-    trained = 4 * layout.size
+    trained = 4 * trainable
     reference = trained if config.has_reference else 0  # and its place while it is computed
     on_card = 2 * trained if moments else 0
     state = on_card if accelerator else size["optimizer"]
@@ -157,10 +160,14 @@ def plan_memory(
     )
 
 
-def can_stream(config: RunConfig) -> bool:
-    """Return whether `model.resident: auto` lets a replica read layers at each use."""
-    model = config.model
-    return config.method == "lora" and not config.lora.use_dora and model.resident == "auto"
+def can_stream(config: RunConfig, *, evaluates: bool = False) -> bool:
+    """Return whether `model.resident: auto` lets a replica read layers at each use.
+
+    Args:
+        evaluates: nothing is trained, so that a full model is frozen, too.
+    """
+    frozen = evaluates if config.method == "full" else not config.lora.use_dora
+    return frozen and config.model.resident == "auto"
 
 
 def fitting_tokens(plan: MemoryPlan, available: int) -> int:
@@ -265,7 +272,9 @@ def fits_device(plan: MemoryPlan, available: int, tokens: int) -> bool:
     return plan.fixed + tokens * plan.per_token <= available * USABLE
 
 
-def suggest_smaller(config: RunConfig, resident: int | None, *, recompute: bool) -> str:
+def suggest_smaller(
+    config: RunConfig, resident: int | None, *, recompute: bool, evaluates: bool = False
+) -> str:
     """Return the settings by which a replica would need less memory, in words.
 
     What is frozen already, or read at each use, is no remedy.
@@ -273,7 +282,11 @@ def suggest_smaller(config: RunConfig, resident: int | None, *, recompute: bool)
     Args:
         resident: layers whose frozen linears stay in memory; None: all.
         recompute: layers are computed twice already.
+        evaluates: nothing is trained, so that options take the place of settings.
     """
+    if evaluates:
+        smaller = "a smaller --max-seq-len"
+        return smaller if resident == 0 else f"--resident auto or {smaller}"
     smaller = "a smaller data.max_seq_len"
     if config.method == "full":
         smaller = f"method lora, model.quantization nf4 or {smaller}"

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from trainer.config.teacher_engines import TEACHER_ENGINES, EngineFacts
 from trainer.planning.device_models import DeviceModel
-from trainer.planning.devices import DISK_RATE, PCIE, HostPool
+from trainer.planning.devices import DISK_RATE, PCIE, HostPool, LayerSource
+from trainer.planning.forward import (
+    ForwardSize,
+    explain_whole,
+    forward_bytes,
+    frozen_setup,
+    plan_forward,
+)
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.replica import USABLE
+from trainer.planning.resident_layers import choose_resident, describe_residents
 from trainer.planning.shapes import ModelShape
+from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
 from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of
 from trainer.system.errors import InputError
@@ -33,17 +44,12 @@ class TeacherDevice(NamedTuple):
     pool: HostPool | None = None
     """The device with its host; None: unknown."""
 
-
-class ForwardSize(NamedTuple):
-    """The tokens of one forward of a teacher, and of its longest window."""
-
-    tokens: int
-    length: int
+    def find_source(self, size: int) -> LayerSource:
+        """Return where layers of a model of so many bytes are read."""
+        unknown = HostPool(hosts=1, devices=1, device=self.device, inside=PCIE)
+        return (self.pool or unknown).find_source(size)
 
 
-_SCORES = 6
-"""Tensors of a number for each head and pair of tokens, where attention is not fused: measured 3
-(gpt-oss) to 5.5 (Gemma 2)."""
 _STORED = {"float32": "F32", "bfloat16": "BF16"}
 _INT8_FIXED = 400 << 20
 """Bytes of OpenVINO, the graph and its compiled code, for a small model as for a large one."""
@@ -135,11 +141,12 @@ class TeacherOption:
     room: int
     """Bytes of the roomiest device that may be used."""
     fits: Literal["yes", "disk", "streamed", "no"]
-    """`disk`: each forward reads weights from their file again; `streamed`: into a card."""
+    """`disk`: each forward reads weights from their file again; `streamed`: layers, beside the
+    computing."""
     refused: str = ""
     """Why not, if memory is not the reason."""
     streamed: str = ""
-    """How fast a card that does not hold the teacher scores, or would; empty if it holds it."""
+    """How fast a device that does not hold the teacher scores, or would; empty if it holds it."""
     teachers: int = 0
     rate: float | None = None
     """Tokens a second of all teachers until the last one is done; None: unknown."""
@@ -177,22 +184,6 @@ def int8_opening_bytes(weights: int, largest: int, loaded: int = 0) -> int:
         loaded: bytes of weights that are not mapped as they are stored.
     """
     return 2 * weights + loaded + 4 * largest + 9 * largest + _INT8_FIXED
-
-
-def forward_bytes(shape: ModelShape, place: Place, tokens: int, width: int, length: int) -> int:
-    """Return the bytes of a forward beside its weights: one layer's tensors and some logits.
-
-    Args:
-        tokens: of the forward.
-        width: bytes of an element.
-        length: tokens of a window.
-    """
-    columns = max(shape.active_experts * shape.inner + shape.shared_inner, shape.dense_inner)
-    a_token = 4 * shape.hidden + 2 * (shape.queries + shape.keys) + shape.mlp_matrices * columns
-    if shape.kept is not None and shape.kept.scores:
-        a_token += _SCORES * shape.heads * length
-    logits = LOGIT_ELEMENTS * (1 if place == "cpu" else 8)
-    return tokens * a_token * width + 3 * 4 * logits
 
 
 def teacher_options(
@@ -270,22 +261,33 @@ def _make_option(
         kind = replace(kind, engine=None)  # such files are not converted
     wide = kind.weights != "bfloat16"
     batch = gguf_batch(shape.vocab) if kind.file else max(BATCH[place], length)
-    working = forward_bytes(shape, place, batch, 4 if wide else 2, length)
+    on_card, width = place == "cuda", 4 if wide else 2
+    working = forward_bytes(shape, batch, width, length, accelerator=on_card)
     if kind.file:
         working += 8 * shape.layers * shape.keys * length  # of a window, in fp32
     weights = int(shape.parameters * kind.bits / 8)
     read = 0  # bytes that are mapped
     facts = kind.facts
+    plan = partial(
+        plan_forward,
+        shape,
+        frozen_setup(width),
+        ForwardSize(batch, length),
+        accelerator=on_card,
+    )
+    streams = facts is not None and facts.streams_frozen and not explain_whole(shape)
+    least = weights + working
     if facts and facts.is_quantizing:
         largest = max(shape.table_parameters, shape.widest_linear)
         loaded = 0 if shape.stored in _STORED.values() else 4 * shape.parameters
         weights = int8_opening_bytes(shape.parameters, largest, loaded)
+        least = weights + working
+    elif streams:
+        least = min(least, plan(0).total)
     elif place == "cpu" and (kind.file or _STORED.get(kind.weights) == shape.stored):
         # Transformers stacks experts, in memory of its own.
         stacked = shape.expert_parameters if facts and facts.stacks_experts else 0
         read = weights - int(stacked * kind.bits / 8)
-    least = weights + working
-    if read:
         layer = shape.layer_parameters
         if facts and facts.stacks_experts:
             layer -= shape.layer_experts
@@ -294,64 +296,71 @@ def _make_option(
     refused = facts and facts.explain_refusal(
         experts=shape.experts > 1, recurrent=shape.recurrent_layers > 0
     )
-    able = [] if refused else [one for one in devices if least <= one.memory * USABLE]
+    able = [] if refused else [one for one in candidates if least <= one.device.memory * USABLE]
     rates: list[float | None] = []
-    for device in able:
-        again = read if weights + working > device.memory * USABLE else 0
-        rates.append(_tokens_per_second(shape, device, place, length, wide, again / batch, given))
+    streamed = ""
+    for each in able:
+        usable = each.device.memory * USABLE
+        fitting = weights + working <= usable
+        again = 0 if fitting or streams else read
+        rate = _tokens_per_second(shape, each.device, place, length, wide, again / batch, given)
+        if streams and not fitting:
+            chosen = choose_resident(
+                plan, shape.layers, lambda some, usable=usable: some.total <= usable
+            )
+            source = each.find_source(weights)
+            rate, how = _read_layers(shape, source, chosen.resident or 0, batch, rate)
+            streamed = streamed or how
+        rates.append(rate)
     known = sorted((rate for rate in rates if rate is not None), reverse=True)
     together = [(count * rate, count) for count, rate in enumerate(known, 1)]
     rate, teachers = max(together, default=(None, len(able)))
     fits = "no" if not able else "yes" if weights + working <= room else "disk"
-    streamed = ""
-    if place == "cuda" and not able and not refused:
-        passing = int((2 * shape.layer_parameters + shape.table_parameters) * kind.bits / 8)
-        if working + passing <= room:
-            candidate = max(candidates, key=lambda one: one.device.memory)
-            rate, streamed = _stream_forwards(shape, candidate, length, wide, weights, batch, given)
-            if facts and facts.streams_frozen:
-                fits, teachers, least = "streamed", 1, working + passing
-            else:
-                rate, streamed = None, f"would score {streamed}; it does not stream layers yet"
+    if fits == "disk" and streams:
+        fits = "streamed"
+    if on_card and not able and not refused and plan(0).total <= room:
+        best = max(candidates, key=lambda one: one.device.memory)
+        computing = _tokens_per_second(shape, best.device, place, length, wide, 0.0, given)
+        _, how = _read_layers(shape, best.find_source(weights), 0, batch, computing)
+        streamed = f"would score {how}; it does not stream layers yet"
     return TeacherOption(
         format=kind,
         place=place,
-        device=_pick_device(able or devices, rates).name,
+        device=_pick_device([each.device for each in able] or devices, rates).name,
         weights=weights,
         working=working,
         least=least,
         room=room,
         fits=fits,
         refused=refused or "",
-        streamed=streamed,
+        streamed=streamed if fits != "yes" else "",
         teachers=teachers,
         rate=rate,
         source="computed" if given is None else "given",
     )
 
 
-def _stream_forwards(
+def _read_layers(
     shape: ModelShape,
-    candidate: TeacherDevice,
-    length: int,
-    wide: bool,
-    weights: int,
+    source: LayerSource,
+    resident: int,
     batch: int,
-    given: float | None,
+    computing: float | None,
 ) -> tuple[float | None, str]:
-    """Return the tokens a second of a teacher that reads its layers for each forward, in words.
+    """Return the tokens a second of a teacher that reads layers for each forward, in words.
 
     Reading and computing are beside each other.
+
+    Args:
+        computing: tokens a second if nothing is read.
     """
-    pool = candidate.pool or HostPool(hosts=1, devices=1, device=candidate.device, inside=PCIE)
-    source = pool.find_source(weights)
-    computing = _tokens_per_second(
-        shape, candidate.device, candidate.place, length, wide, 0.0, given
-    )
+    how = f"with {describe_residents(resident, shape.layers)} from {source.text}"
     if computing is None:
-        return None, f"with layers read from {source.text}"
-    rate = min(computing, batch * source.rate / weights)
-    return rate, f"{rate:,.3g} tokens/s with layers read from {source.text}"
+        return None, how
+    read = layer_bytes(shape, frozen_setup(4)) * (shape.layers - resident) / source.rate
+    hidden = math.ceil(computing * read)
+    rate = min(computing, batch / read)
+    return rate, f"{rate:,.3g} tokens/s {how}; free from {hidden:,} tokens a pass"
 
 
 def _pick_device(devices: Sequence[DeviceModel], rates: Sequence[float | None]) -> DeviceModel:

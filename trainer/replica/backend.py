@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from trainer.config.run import RunConfig
+from trainer.config.run import Resident, RunConfig
 from trainer.model.families import explain_transformers_only
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
@@ -55,6 +55,16 @@ class Compute:
     gpu: str = ""
     """An index, UUID, PCI address or name; empty for the first."""
     threads: int | None = None
+    resident: Resident = "auto"
+    """Layers that stay in memory; the others are read at each use."""
+
+    def apply_resident(self, config: RunConfig) -> RunConfig:
+        """Return a config of a trained model that is used with so many resident layers.
+
+        Nothing trains, so that a full model takes a number, too.
+        """
+        model = config.model.model_copy(update={"resident": self.resident})
+        return config.model_copy(update={"model": model})
 
 
 @dataclass(frozen=True)
@@ -292,6 +302,9 @@ def _open_wgpu(request: BackendRequest) -> Replica:
         raise UnusableError("students are trained by torch")
     if request.rest:
         raise UnusableError("it does not compute logits whose tail is one number (tail_samples 0)")
+    asked = request.config.model.resident
+    if request.evaluates and request.config.method == "full" and isinstance(asked, int):
+        raise UnusableError(f"--resident {asked}: a full model stays on a Vulkan device as a whole")
     check_vulkan_computes(request.model_dir, request.config)
     device = open_vulkan_device(request.gpu, allow_software=request.named)
     from trainer.replica.wgpu.gpu.errors import DeviceError

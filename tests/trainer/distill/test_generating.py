@@ -28,6 +28,7 @@ from trainer.system.errors import InputError, RefusedError, StorageError
 from trainer.system.process.interruption import Interrupted
 
 if TYPE_CHECKING:
+    from trainer.config.run import Resident
     from trainer.distill.answers.author import Generate
     from trainer.distill.teacher.generation import AnswerAssignment
 
@@ -78,11 +79,12 @@ def ask(model: Path, prompts: Path, tmp_path: Path) -> Callable[..., AnswerAssig
     return asked
 
 
-def loaded(assignment: AnswerAssignment, batch: int = 4) -> Generate:
+def loaded(assignment: AnswerAssignment, batch: int = 4, resident: Resident = "auto") -> Generate:
     from trainer.distill.teacher.torch_author import open_generate
     from trainer.replica.backend import Compute
 
-    return open_generate(assignment.model_dir, "float32", Compute("cpu", threads=1), batch)
+    compute = Compute("cpu", threads=1, resident=resident)
+    return open_generate(assignment.model_dir, "float32", compute, batch, assignment.slots)
 
 
 def answer(assignment: AnswerAssignment, batch: int = 4, **options: Any) -> list[Answer]:
@@ -118,6 +120,16 @@ def test_each_prompt_is_answered_once_and_scored_as_by_prefill(
         new = torch.tensor(each.tokens[each.prompt_length :].astype(np.int64))
         expected = log_p.gather(1, new[:, None])[:, 0].numpy()
         np.testing.assert_allclose(each.logprobs, expected, atol=1e-4)
+
+
+def test_answers_are_those_of_the_resident_teacher(
+    ask: Callable[..., AnswerAssignment], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    whole, streamed = ask("whole"), ask("streamed")
+    AnswerRun(streamed, lambda: loaded(streamed, resident=0)).make_shards()
+    np.testing.assert_equal(told(answers(streamed.folder)), told(answer(whole)))
+    assert ": 0 of 2 layers stay in memory, 2 are read from" in caplog.text
 
 
 def test_batches_shards_and_parts_change_no_answer(ask: Callable[..., AnswerAssignment]) -> None:

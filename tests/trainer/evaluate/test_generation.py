@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click.testing
 import numpy as np
 import pytest
+import torch
 
+from tests.covering import covering
 from tests.trainer import small_model as small
 from tests.trainer.saved_run import Run
 from trainer.checkpoint.store import CheckpointStore, RunProgress
@@ -20,11 +25,14 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
 from trainer.data.shapes import Sample
 from trainer.data.tokenizer_folder import load_tokenizer
-from trainer.evaluate.generation import complete_samples
+from trainer.evaluate.generation import TextModel, complete_samples
 from trainer.init_model import init_model
 from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
+from trainer.planning.forward import ForwardSize, plan_forward, used_setup
+from trainer.planning.model_config import read_shape
+from trainer.planning.replica import USABLE
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
@@ -183,6 +191,102 @@ def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None
     assert run({stop}, 3) == [
         tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in free
     ]
+
+
+USES = [(kind, resident) for kind in ("full", "lora", "nf4") for resident in (0, 4)]
+
+
+@pytest.fixture(scope="module")
+def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deep")
+    data = small.write_data(folder / "data.jsonl")
+    return small.write_model(folder / "model", data, sizes=small.DEEP_SIZES)
+
+
+@pytest.mark.parametrize(("kind", "resident"), covering(USES))
+def test_answers_are_those_of_the_resident_model(
+    deep_model: Path,
+    tmp_path: Path,
+    make_config: MakeConfig,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    resident: int,
+) -> None:
+    caplog.set_level("INFO")
+    folder = deep_model
+    if kind != "full":
+        settings = {"model__quantization": "nf4"} if kind == "nf4" else {}
+        folder = write_adapter(tmp_path, deep_model, make_config, **settings)
+    command = [folder, "--prompt", "echo hello", "--prompt", "rm", "--max-new-tokens", 5, "--json"]
+    command += ["--gpu-backend", "cpu", "--threads", 1, "--temperature", 1]
+    whole = objects(invoke(*command, "--resident", "all"))
+    assert "stay in memory" not in caplog.text
+    assert objects(invoke(*command, "--resident", resident)) == whole
+    line = f"cpu: {resident} of 6 layers stay in memory, {6 - resident} are read from"
+    assert line in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_memory_decides_which_layers_stay_and_how_many_prompts_are_continued_at_once(
+    deep_model: Path,
+    tmp_path: Path,
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    from trainer.replica.torch import residence
+
+    full = kind == "full"
+    trained = load_trained(deep_model if full else write_adapter(tmp_path, deep_model, make_config))
+    config = trained.config.with_settings({"data.max_seq_len": 24})
+    shape, length = read_shape(deep_model), 24
+    setup = used_setup(config, trained.layout.size, accelerator=False)
+
+    def need(resident: int | None, rows: int) -> int:
+        size = ForwardSize(rows * length, length, rows * length)
+        return plan_forward(shape, setup, size, resident, accelerator=False).total
+
+    def choose(free: float) -> tuple[int | None, int]:
+        monkeypatch.setattr(residence, "available_bytes", lambda _: math.ceil(free / USABLE) + 1)
+        place = trained.base_dir, config, trained.layout, torch.device("cpu")
+        return residence.plan_generation(*place, 2)
+
+    assert choose(need(None, 2)) == (None, 2)
+    assert choose(need(None, 1)) == (None, 1), "a prompt fits with all layers"
+    assert need(2, 2) < need(None, 1)
+    assert choose(need(2, 2)) == (2, 2)
+    assert choose(need(0, 1)) == (0, 1)
+    with pytest.raises(InputError, match=rf"to {length} tokens, .* may be used; ask for fewer"):
+        choose(need(0, 1) * 0.99)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--gpu-backend", "wgpu"], "--resident 1: answers keep all layers there"),
+        (["--parallel", "tensor=2"], "only one process; start"),
+        (["--resident", "many"], "neither auto nor all nor a number of layers"),
+    ],
+)
+def test_what_keeps_all_layers_refuses_a_number(model: Path, more: list[str], why: str) -> None:
+    result = invoke(model, "--prompt", "x", "--resident", 1, *more)
+    assert result.exit_code
+    assert why in (str(result.exception) + result.output)
+
+
+def test_a_file_that_is_cut_ends_an_answer_with_one_line(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    trained = load_trained(folder)
+    text = TextModel(trained)
+    sample = Sample("echo hello")
+    (prompt,) = text.encode([sample])
+    text.open_generator(len(prompt), 4, Compute("cpu", threads=1, resident=0))
+    path = folder / "model.safetensors"
+    os.truncate(path, 4096)
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: layer \d .*trunc") as caught:
+        text.complete_prompts([sample], [prompt], 4, Sampling())
+    assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: MakeConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ import click.testing
 import numpy as np
 import pytest
 
+from tests.covering import covering
+from tests.trainer import small_model as small
 from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.store import CheckpointStore, RunProgress
@@ -72,6 +75,104 @@ def test_a_full_model_is_evaluated_where_it_could_not_be_trained(
     assert score_file(trained, data, Compute("cpu")).loss == pytest.approx(expected, rel=1e-6)
     with pytest.raises(InputError, match=r"the run needs .* are free"):
         replica.TorchReplica(trained.base_dir, config, trained.layout)
+
+
+NF4 = {"model__quantization": "nf4"}
+USES = [
+    (task, kind, resident)
+    for task in ("classify", "causal-lm")
+    for kind in ("full", "full in bf16", "lora", "lora in bf16", "nf4")
+    for resident in (0, 4)
+]
+
+
+@pytest.fixture(scope="module")
+def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deep")
+    data = small.write_data(folder / "data.jsonl")
+    return small.write_model(folder / "model", data, sizes=small.DEEP_SIZES)
+
+
+@pytest.mark.parametrize(("task", "kind", "resident"), covering(USES))
+def test_scores_are_those_of_the_resident_model(
+    deep_model: Path,
+    data: Path,
+    tmp_path: Path,
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+    kind: str,
+    resident: int,
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from trainer.replica.torch import replica
+
+    method, _, narrow = kind.partition(" in ")
+    settings: dict[str, Any] = {"task": task, **(NF4 if method == "nf4" else {})}
+    if narrow and method == "lora":
+        settings["model__dtype"] = "bfloat16"
+    settings["method"] = "full" if method == "full" else "lora"
+    folder = train(tmp_path / "run", deep_model, make_config, **settings)
+    if narrow and method == "full":
+        path = folder / "model.safetensors"
+        stored = {name: each.bfloat16() for name, each in load_file(path).items()}
+        folder = shutil.copytree(folder, tmp_path / "narrow", ignore=lambda *_: ["run.json"])
+        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    if task == "causal-lm":
+        data = tmp_path / "texts.jsonl"
+        data.write_text('{"text": "mkdir -p build"}\n{"text": "echo hello"}\n')
+    made: list[Any] = []
+    load = replica.load_model
+
+    def keep(*given: Any, **named: Any) -> Any:
+        made.append(load(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr(replica, "load_model", keep)
+    trained = load_trained(folder, max_seq_len=24)
+    found = [
+        score_file(trained, data, Compute("cpu", threads=1, resident=asked))
+        for asked in ("all", resident)
+    ]
+    assert found[0] == found[1]
+    assert [count_streamed(each) for each in made] == [0, 6 - resident]
+
+
+def count_streamed(model: Any) -> int:
+    from trainer.replica.torch.streaming import StreamedLinear
+
+    return len({each._layer for each in model.modules() if isinstance(each, StreamedLinear)})
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_model_larger_than_the_memory_is_evaluated(
+    deep_model: Path,
+    data: Path,
+    tmp_path: Path,
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+) -> None:
+    from trainer.replica.torch import replica
+
+    caplog.set_level("INFO")
+    trained = load_trained(train(tmp_path, deep_model, make_config, method=method))
+    config = trained.config.with_settings({"training.gradient_checkpointing": "on"})
+    shape, headers = read_shape(trained.base_dir), read_headers(trained.base_dir)
+    plan = partial(plan_memory, shape, headers, trained.layout, config, recompute=True)
+    plan = partial(plan, accelerator=False, evaluates=True)
+    expected = score_file(trained, data, Compute("cpu"))
+    free = int(plan(resident=1).least / USABLE) + 1
+    assert free < plan().least / USABLE
+    monkeypatch.setattr(replica, "available_bytes", lambda _device: free)
+    found = score_file(trained, data, Compute("cpu"))  # in smaller micro-batches
+    assert replace(found, loss=expected.loss) == expected
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert "cpu: 1 of 6 layers stay in memory, 5 are read from" in caplog.text
+    with pytest.raises(InputError, match=r"are free; use --resident auto or a smaller --max-seq"):
+        score_file(trained, data, Compute("cpu", resident="all"))
 
 
 @pytest.mark.filterwarnings(PEFT_WARNING)

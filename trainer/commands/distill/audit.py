@@ -10,10 +10,10 @@ import click
 
 from trainer.commands.device_options import place_options
 from trainer.config.limits import MOST
-from trainer.config.teacher_engines import TEACHER_ENGINES
+from trainer.config.teacher_engines import TEACHER_ENGINES, explain_resident
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH
-from trainer.system.errors import RefusedError
+from trainer.system.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
     from trainer.replica.backend import Compute
@@ -65,6 +65,8 @@ def audit(
     model_dir = resolve_model(model or logits.description.teacher.name)
     vocabulary = check_teacher(logits, model_dir, tokenizer or model_dir)
     engine = engine or choose_engine(logits, model_dir)
+    if reason := explain_resident(engine, compute.resident):
+        raise InputError(f"--resident {compute.resident}: {reason}")
     teacher = open_teacher(model_dir, vocabulary, logits.description, compute, engine=engine)
     limit = audit_limit(logits.description.teacher.engine, engine)
     found = compare(logits, teacher, fraction=fraction, seed=seed, limit=limit)

@@ -151,12 +151,12 @@ def generate(
                 with speed_up_imports("torch"):
                     from trainer.distill.teacher.kv_offload import KVOffload
                     from trainer.distill.teacher.torch_author import open_generate
-                offload = None
+                offload, length = None, assignment.slots
                 if kv_gpu is not None:
-                    size = assignment.shard_answers, assignment.slots
+                    size = assignment.shard_answers, length
                     offload = KVOffload(kv_gpu, *size, kv_layers, kv_even_if_slower)
                 dtype = assignment.description.teacher.dtype
-                return open_generate(assignment.model_dir, dtype, compute, batch, offload)
+                return open_generate(assignment.model_dir, dtype, compute, batch, length, offload)
 
             progress = AnswerRun(
                 assignment,

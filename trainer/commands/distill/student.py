@@ -55,7 +55,7 @@ _SETTINGS = {
     help="KL(teacher || student), KL(student || teacher), or their mean.",
 )
 @run_options("window", config=_PRESET)
-@place_options("auto", "cuda", "cpu")
+@place_options("auto", "cuda", "cpu", reads=False)
 @click.option("--compile", "compiled", is_flag=True, help="Compile layers with torch.compile.")
 @click.option(
     "--teacher-timeout",

@@ -10,7 +10,7 @@ import click
 
 from trainer.commands.device_options import corpus_options, lost_text_option, place_options
 from trainer.config.limits import HOTTEST, MOST, MOST_DRAWS, SHORTEST_WINDOW
-from trainer.config.teacher_engines import TEACHER_ENGINES
+from trainer.config.teacher_engines import TEACHER_ENGINES, explain_resident
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH
 from trainer.system.errors import InputError
@@ -179,6 +179,8 @@ def teacher(
         raise InputError(f"--name {name}: a file is named after it, so it must not contain a slash")
     if "," in compute.gpu:
         raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
+    if reason := explain_resident(request["engine"], compute.resident):
+        raise InputError(f"--resident {compute.resident}: {reason}")
     if with_student and until is None:
         raise InputError("--with-student: give --until STATUS, which is in the student's folder")
     if not request["data"] and not stay:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainer.config.teacher_engines import TEACHER_ENGINES, EngineFacts
 from trainer.model.gguf.source import is_converted, stored_types
-from trainer.planning.teachers import ForwardSize
+from trainer.planning.forward import ForwardSize
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:

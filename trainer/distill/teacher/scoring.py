@@ -18,7 +18,8 @@ from trainer.distill.teacher.logits_compression import Scorer, draw_uniforms
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.distill.tokenizer.vocabulary import Vocabulary
-from trainer.planning.teachers import BATCH, ForwardSize
+from trainer.planning.forward import ForwardSize
+from trainer.planning.teachers import BATCH
 from trainer.replica.backend import Compute
 from trainer.replica.microbatch import MicroBatchLimit, split_by_length
 from trainer.system.errors import InputError, NonFiniteError, is_out_of_memory
@@ -160,7 +161,7 @@ def open_teacher(
         torch.set_num_threads(compute.threads)
     there = description.teacher
     length = description.max_seq_len
-    forward = ForwardSize(max(batch_tokens or BATCH["cpu"], length), length)
+    forward = ForwardSize(batch_tokens or 0, length)
     opened = engine_kind(engine or there.engine).open(model_dir, there.dtype, compute, forward)
     return Teacher(
         opened,

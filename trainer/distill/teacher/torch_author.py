@@ -10,15 +10,22 @@ import torch
 
 from trainer.config.run import load_config
 from trainer.distill.answers.author import Generate
-from trainer.distill.teacher.torch_engine import open_torch
+from trainer.distill.teacher.torch_engine import (
+    TorchEngine,
+    check_room,
+    choose_device,
+    explain_published,
+)
 from trainer.model.architecture import read_architecture
 from trainer.model.families import find_family
 from trainer.model.safetensors_headers import read_config
+from trainer.planning.forward import frozen_setup
 from trainer.planning.vulkan_buffers import KVShape
 from trainer.replica.backend import Compute
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.generator import generator_of
 from trainer.replica.torch.model import find_backbone
+from trainer.replica.torch.residence import plan_answers
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,12 +33,18 @@ if TYPE_CHECKING:
 
 
 def open_generate(
-    model_dir: Path, dtype: str, compute: Compute, batch: int, offload: KVOffload | None = None
+    model_dir: Path,
+    dtype: str,
+    compute: Compute,
+    batch: int,
+    length: int,
+    offload: KVOffload | None = None,
 ) -> Generate:
     """Load a model on CUDA if that works, else on the CPU, and return what continues prompts.
 
     Args:
         batch: the most answers that are written together.
+        length: tokens of the longest prompt with its answer.
         offload: keeps keys and values of layers elsewhere.
 
     Raises:
@@ -41,7 +54,13 @@ def open_generate(
     if compute.threads is not None:
         torch.set_num_threads(compute.threads)
     find_family(read_config(model_dir), str(model_dir))
-    engine = open_torch(model_dir, dtype, compute)
+    device, kind = choose_device(compute, dtype), getattr(torch, dtype)
+    why = explain_published(model_dir, length)
+    if why and device.type == "cpu":
+        check_room(model_dir, kind)
+    setup = frozen_setup(kind.itemsize)
+    resident, batch = plan_answers(model_dir, setup, compute.resident, length, device, batch, why)
+    engine = TorchEngine(model_dir, kind, str(device), resident=resident, length=length)
     settings = {
         "task": "causal-lm",
         "method": "full",

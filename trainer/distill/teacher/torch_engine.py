@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.config.run import Resident
 from trainer.distill.teacher.model_parts import ModelParts
 from trainer.model.architecture import parse_architecture
 from trainer.model.families import explain_transformers_only
 from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.planning.forward import (
+    ForwardPlan,
+    ForwardSize,
+    forward_bytes,
+    frozen_setup,
+    plan_forward,
+)
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.model_config import read_shape
-from trainer.planning.teachers import ForwardSize, forward_bytes
+from trainer.planning.replica import USABLE
+from trainer.planning.teachers import BATCH
 from trainer.replica.backend import (
     Compute,
     UnusableError,
@@ -29,7 +39,9 @@ from trainer.replica.backend import (
     first_usable,
     format_reason,
 )
+from trainer.replica.torch.device import available_bytes, spare_memory
 from trainer.replica.torch.loader import load_frozen
+from trainer.replica.torch.residence import check_whole, choose_residents
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
@@ -39,12 +51,14 @@ log = logging.getLogger(__name__)
 class TorchEngine:
     """Any causal language model of transformers, on the CPU or one CUDA device.
 
-    `replica.torch.decoder` is taken where it computes the model: its import is cheaper. On the CPU,
-    weights stored in `dtype` are mapped from the file, so that processes share them and a model may
-    exceed the free memory.
+    `replica.torch.decoder` is taken where it computes the model: its import is cheaper, and it may
+    read layers at each use. On the CPU, weights stored in `dtype` are mapped from the file if all
+    layers stay, so that processes share them.
 
     Args:
         device: `cpu` or `cuda:N`.
+        resident: layers that stay in memory, of `replica.torch.decoder`; None: all.
+        length: the most tokens of a window; None: all positions of the model.
         published: by transformers' own code in any case.
 
     Raises:
@@ -57,10 +71,13 @@ class TorchEngine:
         dtype: torch.dtype,
         device: str = "cpu",
         *,
+        resident: int | None = None,
+        length: int | None = None,
         published: bool = False,
     ) -> None:
         self.device = torch.device(device)
-        parts = _load_parts(model_dir, dtype, self.device, published)
+        published = published or explain_published(model_dir, length) is not None
+        parts = _load_parts(model_dir, dtype, self.device, published, resident)
         self.model = parts.model
         self._backbone, self._head = parts.backbone, parts.head
         self.vocab_size = parts.vocab_size
@@ -133,7 +150,9 @@ def needed_bytes(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | Non
     except InputError:  # transformers may compute what is not planned
         return loaded
     at_a_time = shape.layer_parameters - shape.layer_experts + shape.table_parameters
-    working = forward_bytes(shape, "cpu", forward.tokens, dtype.itemsize, forward.length)
+    working = forward_bytes(
+        shape, forward.tokens, dtype.itemsize, forward.length, accelerator=False
+    )
     return loaded + min(mapped, at_a_time * dtype.itemsize) + working
 
 
@@ -148,19 +167,37 @@ def check_room(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None 
     if need <= free:
         warn_if_from_disk(model_dir, mapped, free - need)
         return
-    name = str(dtype).removeprefix("torch.")
+    raise _refuse_memory(model_dir, dtype, forward, partial(needed_bytes, model_dir), free)
+
+
+def _refuse_memory(
+    model_dir: Path,
+    dtype: torch.dtype,
+    forward: ForwardSize | None,
+    needed: Callable[[torch.dtype, ForwardSize | None], int],
+    free: int,
+    where: str = "main memory",
+    advice: str = "",
+) -> InputError:
+    """Return the error of a teacher that does not fit, with what would.
+
+    Args:
+        advice: what is tried first; empty: by what is needed.
+    """
+    need, name = needed(dtype, forward), str(dtype).removeprefix("torch.")
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
-    less = needed_bytes(model_dir, other, forward)
+    less = needed(other, forward)
     smaller = forward and next(
         (
             tokens
             for tokens in (forward.tokens >> halvings for halvings in range(1, 16))
-            if tokens >= forward.length
-            and needed_bytes(model_dir, dtype, forward._replace(tokens=tokens)) <= free
+            if tokens >= forward.length and needed(dtype, forward._replace(tokens=tokens)) <= free
         ),
         None,
     )
-    if smaller:
+    if advice:
+        advice = f"use {advice}"
+    elif smaller:
         advice = f"--batch-tokens {smaller} fits"
     elif less <= free:
         advice = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
@@ -168,20 +205,67 @@ def check_room(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None 
         advice = "use a host with more memory, or a smaller teacher"
     else:
         advice = "use a GGUF file of it, with --engine gguf"
-    raise InputError(
-        f"{model_dir}: needs {need / 1e9:.1f} GB of main memory in {name}, and {free / 1e9:.1f} GB"
-        f" are free; {advice}"
+    return InputError(
+        f"{model_dir}: needs {need / 1e9:.1f} GB of {where} in {name}, and {free / 1e9:.1f} GB are"
+        f" free; {advice}"
     )
 
 
+def _choose_layers(
+    model_dir: Path, dtype: torch.dtype, device: torch.device, asked: Resident, size: ForwardSize
+) -> int | None:
+    """Return the layers of Motley's own decoder that stay; None for all.
+
+    Raises:
+        InputError: the forward does not fit; says what would.
+    """
+    shape, cuda, free = read_shape(model_dir), device.type == "cuda", available_bytes(device)
+
+    def plan(
+        resident: int | None, dtype: torch.dtype = dtype, size: ForwardSize | None = size
+    ) -> ForwardPlan:
+        assert size is not None
+        return plan_forward(shape, frozen_setup(dtype.itemsize), size, resident, accelerator=cuda)
+
+    found = choose_residents(
+        model_dir,
+        asked,
+        str(device),
+        plan,
+        lambda some: some.total <= free * USABLE,
+        name="--resident",
+        why=None,
+    )
+    if asked == "auto":  # of a small model two layers may be more than all
+        found = min(found, plan(None), key=lambda some: (some.total > free, some.resident is None))
+    if found.total > free:
+        where = f"the memory of {device}" if cuda else "main memory"
+        raise _refuse_memory(
+            model_dir,
+            dtype,
+            size,
+            lambda kind, smaller: plan(found.resident, kind, smaller).total,
+            free,
+            where,
+            "" if found.resident == 0 else "--resident auto",
+        )
+    spare_memory(device, found.total, free)
+    return found.resident
+
+
 def _load_parts(
-    model_dir: Path, dtype: torch.dtype, device: torch.device, published: bool
+    model_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    published: bool,
+    resident: int | None,
 ) -> ModelParts:
-    if published or not _is_computed_here(model_dir):
+    if published:
+        assert resident is None, "only our decoder reads layers"
         from trainer.distill.teacher.published_model import load_published
 
         return load_published(model_dir, dtype, device)
-    model = load_frozen(model_dir, dtype, device)
+    model = load_frozen(model_dir, dtype, device, resident)
 
     def run_backbone(ids: Tensor) -> Tensor:
         return model.model(ids).last_hidden_state
@@ -189,26 +273,45 @@ def _load_parts(
     return ModelParts(model, run_backbone, model.lm_head, model.lm_head.out_features)
 
 
-def _is_computed_here(model_dir: Path) -> bool:
+def explain_published(model_dir: Path, length: int | None = None) -> str | None:
+    """Return why transformers' code computes a model; None if Motley's decoder does.
+
+    Args:
+        length: as of `TorchEngine`.
+    """
     tree = read_config(model_dir)
     try:
         parse_architecture(tree, str(model_dir))
     except InputError:  # transformers may support it
-        return False
-    return explain_transformers_only(tree) is None
+        return f"layers of {tree.get('model_type')} are computed by transformers' code alone"
+    return explain_transformers_only(tree, length)
 
 
-def open_torch(
-    model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize | None = None
-) -> TorchEngine:
+def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> TorchEngine:
     """Load a teacher on CUDA if that works, else on the CPU.
 
-    Args:
-        forward: counted on the CPU, whose kernel kills what exceeds a limit; None: the weights
-            alone are.
+    Layers of Motley's own decoder that do not fit beside a forward are read at each one.
 
     Raises:
-        InputError: the model cannot be loaded.
+        InputError: the model cannot be loaded, or does not fit.
+    """
+    device = choose_device(compute, dtype)
+    kind, place = getattr(torch, dtype), "cuda" if device.type == "cuda" else "cpu"
+    size = forward._replace(tokens=max(forward.tokens or BATCH[place], forward.length))
+    if why := explain_published(model_dir, size.length):
+        check_whole(model_dir, compute.resident, "--resident", why)
+        if place == "cpu":  # whose kernel kills what exceeds a limit
+            check_room(model_dir, kind, size)
+        return TorchEngine(model_dir, kind, str(device))
+    resident = _choose_layers(model_dir, kind, device, compute.resident, size)
+    return TorchEngine(model_dir, kind, str(device), resident=resident, length=size.length)
+
+
+def choose_device(compute: Compute, dtype: str) -> torch.device:
+    """Return where a teacher computes, CUDA if that works.
+
+    Raises:
+        InputError: what was asked for is not available.
     """
     device, _, reason = first_usable(
         compute.backend,
@@ -221,9 +324,7 @@ def open_torch(
             "this CPU computes bf16 by emulation; --dtype float32, with twice the memory and a"
             " folder of its own, is two to three times as fast"
         )
-    if device == "cpu":
-        check_room(model_dir, getattr(torch, dtype), forward)
-    return TorchEngine(model_dir, getattr(torch, dtype), device)
+    return torch.device(device)
 
 
 def emulates_bf16(capabilities: Mapping[str, Any]) -> bool:

@@ -28,6 +28,7 @@ from trainer.replica.torch.kd_loss import shape_logits
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import find_backbone, flatten_parameters
 from trainer.replica.torch.precision import make_autocast
+from trainer.replica.torch.residence import plan_generation
 from trainer.system.errors import InputError, is_out_of_memory
 
 
@@ -50,14 +51,15 @@ def load_generator(
         batch: the most samples that are continued together.
 
     Raises:
-        InputError: the model cannot be loaded.
+        InputError: the model cannot be loaded, or does not fit.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     place = torch.device(device)
-    resident = None if isinstance(config.model.resident, str) else config.model.resident
+    resident, batch = plan_generation(model_dir, config, layout, place, batch)
     model = load_model(model_dir, config, place, resident=resident)
-    flatten_parameters(model, layout, place, weights)
+    if resident is None or config.method == "lora":
+        flatten_parameters(model, layout, place, weights)
     return generator_of(model, model_dir, config, place, batch=batch)
 
 

@@ -46,7 +46,8 @@ def load_model(
         layers: of a stage of a pipeline, whose other weights are not read; None for all.
         cut: takes each layer, ready to train, before the next one is read: what it leaves is all
             that is kept of the file.
-        resident: layers whose linears stay in memory; the others are read at each use. None: all.
+        resident: layers whose linears stay in memory; the others are read at each use, and nothing
+            of a full model trains. None: all.
 
     Raises:
         InputError: the weights cannot be loaded.
@@ -92,6 +93,8 @@ def load_model(
             part.requires_grad_(config.method == "full" or name == "score")
     if config.method == "lora":
         train_whole(model, config.lora.modules_to_save)
+    elif resident is not None:
+        model.requires_grad_(False)
     return model
 
 
@@ -110,8 +113,13 @@ def base_dtype(config: RunConfig) -> torch.dtype:
     return torch.float32 if config.method == "full" else getattr(torch, config.model.dtype)
 
 
-def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_frozen(
+    model_dir: Path, dtype: torch.dtype, device: torch.device, resident: int | None = None
+) -> Decoder:
     """Return a language model for inference, unless it is `explain_transformers_only`.
+
+    Args:
+        resident: as of `load_model`.
 
     Raises:
         InputError: the weights are incomplete or cannot be loaded.
@@ -119,7 +127,13 @@ def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> De
     tree, architecture = read_config(model_dir), read_architecture(model_dir)
     check_stored(model_dir, architecture, read_headers(model_dir))
     with report_load_errors(model_dir, device):
-        stored = StoredWeights(model_dir, dtype, device)
+        stored = StoredWeights(
+            model_dir,
+            dtype,
+            device,
+            streamed=streamed_layers(architecture.num_layers, resident),
+            reads_rows=not architecture.tied,
+        )
         model = Decoder(architecture, tree, str(model_dir / "config.json"), stored, None)
     return model.requires_grad_(False).eval()
 

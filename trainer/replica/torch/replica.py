@@ -140,9 +140,16 @@ class TorchReplica:
             import_checkpoint()
             free = available_bytes(self._device)
         self._plan = plan_residents(
-            model_dir, config, device, lambda some: plan(recompute=recompute, resident=some), free
+            model_dir,
+            config,
+            device,
+            lambda some: plan(recompute=recompute, resident=some),
+            free,
+            evaluates=evaluates,
         )
-        smaller = suggest_smaller(config, self._plan.resident, recompute=recompute)
+        smaller = suggest_smaller(
+            config, self._plan.resident, recompute=recompute, evaluates=evaluates
+        )
         check_fits(self._plan, free, device, smaller)
         most = self._plan.fixed + most_tokens(config) * self._plan.per_token
         spare_memory(self._device, most, free)
@@ -151,7 +158,10 @@ class TorchReplica:
         if recompute:
             recompute_activations(model)
         self._model: Any = model
-        self._weights = flatten_parameters(model, layout, self._device)
+        if config.method == "full" and self._plan.resident is not None:
+            self._weights = torch.empty(0)  # nothing of it trains
+        else:
+            self._weights = flatten_parameters(model, layout, self._device)
         self._reference = None
         if reference is not None:
             self._reference = torch.tensor(reference, device=self._device)

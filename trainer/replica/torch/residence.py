@@ -1,50 +1,68 @@
-"""Decide which layers of a frozen base stay in memory: by `model.resident`, or by memory."""
+"""Decide which layers of a frozen base stay in memory: as it was asked for, or by memory."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from trainer.config.run import RunConfig
+import torch
+
+from trainer.config.run import Resident, RunConfig
 from trainer.model.families import explain_transformers_only
+from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
+from trainer.planning.devices import format_gib
+from trainer.planning.forward import ForwardPlan, ForwardSize, plan_forward, used_setup
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import MemoryPlan, can_stream, fits_device
+from trainer.planning.replica import USABLE, MemoryPlan, can_stream, fits_device
 from trainer.planning.resident_layers import choose_resident
+from trainer.planning.strategy import TrainingSetup
+from trainer.replica.torch.device import available_bytes, spare_memory
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
 
 
-def plan_residents(
+class _Planned(Protocol):
+    @property
+    def resident(self) -> int | None: ...
+
+
+_Plan = TypeVar("_Plan", bound=_Planned)
+
+
+def choose_residents(
     model_dir: Path,
-    config: RunConfig,
+    asked: Resident,
     device: str,
-    plan: Callable[[int | None], MemoryPlan],
-    available: int,
-) -> MemoryPlan:
-    """Return the plan of a replica with the resident layers of its config, and log how many.
+    plan: Callable[[int | None], _Plan],
+    fits: Callable[[_Plan], bool],
+    *,
+    name: str,
+    why: str | None,
+) -> _Plan:
+    """Return the plan with the layers that are asked to stay, and log how many do.
 
     Args:
-        plan: returns that of a number of resident layers; None: those of the config.
-        available: bytes before loading.
+        plan: returns that of a number of resident layers; None: all.
+        fits: decides where `auto` is asked.
+        name: the setting or option, in errors.
+        why: this model keeps all layers; None if it need not.
 
     Raises:
-        InputError: the config sets a number, and this model keeps all.
+        InputError: a number is asked, and this model keeps all.
     """
-    asked, shape = config.model.resident, read_shape(model_dir)
-    layers, why = shape.layers, None
-    if shape.experts == 1:
-        why = explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
-    if why and isinstance(asked, int):
-        raise InputError(f"{model_dir}: model.resident {asked}: {why}; use all or auto")
-    streams = not why and can_stream(config)
-    found = plan(None)
-    if streams:
-        found = choose_resident(
-            plan, layers, lambda some: fits_device(some, available, some.sample_tokens)
-        )
+    if why is not None:
+        check_whole(model_dir, asked, name, why)
+    layers = read_shape(model_dir).layers
+    if isinstance(asked, int):
+        found = plan(asked if asked < layers else None)
+    elif asked == "all" or why:
+        found = plan(None)
+    else:
+        found = choose_resident(plan, layers, fits)
     if found.resident is not None:
         log.info(
             "%s: %d of %d layers stay in memory, %d are read from %s at each use",
@@ -55,6 +73,121 @@ def plan_residents(
             model_dir,
         )
     return found
+
+
+def check_whole(model_dir: Path, asked: Resident, name: str, why: str) -> None:
+    """Check that a model of which all layers stay was not asked to keep a number of them.
+
+    Raises:
+        InputError: it was.
+    """
+    if isinstance(asked, int):
+        raise InputError(f"{model_dir}: {name} {asked}: {why}; use all or auto")
+
+
+def plan_residents(
+    model_dir: Path,
+    config: RunConfig,
+    device: str,
+    plan: Callable[[int | None], MemoryPlan],
+    available: int,
+    *,
+    evaluates: bool = False,
+) -> MemoryPlan:
+    """Return the plan of a replica with the resident layers of its config, and log how many.
+
+    Args:
+        plan: returns that of a number of resident layers; None: all.
+        available: bytes before loading.
+        evaluates: nothing is trained.
+
+    Raises:
+        InputError: the config sets a number, and this model keeps all.
+    """
+    asked = config.model.resident
+    return choose_residents(
+        model_dir,
+        asked if isinstance(asked, int) or can_stream(config, evaluates=evaluates) else "all",
+        device,
+        plan,
+        lambda some: fits_device(some, available, some.sample_tokens),
+        name="--resident" if evaluates else "model.resident",
+        why=_explain_whole(model_dir, config),
+    )
+
+
+def _explain_whole(model_dir: Path, config: RunConfig) -> str | None:
+    """Return why all layers stay; None if they need not."""
+    if config.method == "lora" and read_shape(model_dir).experts > 1:
+        return None
+    return explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
+
+
+def plan_generation(
+    model_dir: Path, config: RunConfig, layout: GradientLayout, device: torch.device, batch: int
+) -> tuple[int | None, int]:
+    """Return `plan_answers` of a trained model, whose prompts have `data.max_seq_len` tokens.
+
+    Raises:
+        InputError: see `plan_answers`.
+    """
+    length, why = config.data.max_seq_len, _explain_whole(model_dir, config)
+    setup = used_setup(config, layout.size, accelerator=device.type == "cuda")
+    return plan_answers(model_dir, setup, config.model.resident, length, device, batch, why)
+
+
+def plan_answers(
+    model_dir: Path,
+    setup: TrainingSetup,
+    asked: Resident,
+    length: int,
+    device: torch.device,
+    batch: int,
+    why: str | None,
+) -> tuple[int | None, int]:
+    """Return the layers that stay while prompts are continued, and how many prompts at once.
+
+    Where layers are read at each use, memory is left for `batch` prompts first: each layer is read
+    once for all of them.
+
+    Args:
+        length: tokens of a prompt with the new ones.
+        why: as of `choose_residents`.
+
+    Raises:
+        InputError: a number is asked, and this model keeps all layers; or one prompt does not fit.
+    """
+    if why is not None:
+        check_whole(model_dir, asked, "--resident", why)
+        return None, batch
+    shape, cuda = read_shape(model_dir), device.type == "cuda"
+    available = available_bytes(device)
+    usable = available * USABLE
+
+    def plan(resident: int | None, rows: int) -> ForwardPlan:
+        size = ForwardSize(rows * length, length, rows * length)
+        return plan_forward(shape, setup, size, resident, accelerator=cuda)
+
+    chosen = choose_residents(
+        model_dir,
+        asked,
+        str(device),
+        lambda resident: plan(resident, 1 if resident is None else batch),
+        lambda some: some.total <= usable,
+        name="--resident",
+        why=None,
+    ).resident
+    one, two = plan(chosen, 1), plan(chosen, 2)
+    if one.total > usable:
+        fewer = "ask for fewer tokens"
+        ways = fewer if chosen == 0 else f"use --resident auto, or {fewer}"
+        raise InputError(
+            f"{device}: {model_dir} needs {format_gib(one.total)} GiB to continue a prompt to"
+            f" {length} tokens, {format_gib(usable)} may be used; {ways}"
+        )
+    batch = max(1, min(batch, 1 + int(usable - one.total) // (two.total - one.total)))
+    spare_memory(device, plan(chosen, batch).total, available)
+    return chosen, batch
 
 
 def reads_rows(config: RunConfig, *, tied: bool) -> bool:

@@ -74,6 +74,11 @@ class Ranks:
                 f"{wrong}: with --parallel each process takes the CUDA device of its number on its"
                 " host, or the CPU; leave it out"
             )
+        if compute.resident not in ("auto", "all"):
+            raise InputError(
+                f"--resident {compute.resident}: with --parallel each process keeps its part of all"
+                " layers; leave it out"
+            )
         self._environment = read_environment(variables)
         self._copies = self.parallel.count_copies(self._environment.world_size)
         self._compute = compute

@@ -123,7 +123,12 @@ def test_attention_with_sinks_stays_where_it_is(tiny_model: TinyModel) -> None:
 
     with pytest.raises(InputError, match="attend to all tokens by scaled dot products alone"):
         open_generate(
-            tiny_model("gpt_oss"), "float32", Compute("cpu"), 2, KVOffload("0", answers=2, slots=9)
+            tiny_model("gpt_oss"),
+            "float32",
+            Compute("cpu"),
+            2,
+            9,
+            KVOffload("0", answers=2, slots=9),
         )
 
 

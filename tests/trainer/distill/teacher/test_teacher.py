@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
+import re
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +18,28 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.covering import covering
 from tests.trainer.small_teacher import SCHEMES, TOPK
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher import torch_engine
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import (
     TorchEngine,
+    check_room,
     emulates_bf16,
-    needed_bytes,
+    explain_published,
     open_torch,
     weight_bytes,
 )
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.device_models import DeviceModel
+from trainer.planning.forward import ForwardSize, explain_whole, frozen_setup, plan_forward
 from trainer.planning.model_config import read_shape
-from trainer.planning.teachers import BATCH, WINDOW, ForwardSize, TeacherDevice, teacher_options
+from trainer.planning.replica import USABLE
+from trainer.planning.teachers import BATCH, WINDOW, TeacherDevice, teacher_options
 from trainer.replica.backend import Compute
+from trainer.replica.torch.streaming import StreamedLinear
 from trainer.system.errors import InputError, NonFiniteError
 
 SIZE = 290
@@ -280,6 +289,9 @@ def test_torch_tells_what_this_cpu_can() -> None:
         assert found.keys() >= {"avx512_bf16", "amx_bf16"}
 
 
+FORWARD = ForwardSize(BATCH["cpu"], WINDOW)
+
+
 @pytest.mark.parametrize(
     ("stored", "dtype", "advice"),
     [
@@ -295,38 +307,119 @@ def test_weights_that_do_not_fit_are_refused_with_what_would(
     dtype: str,
     advice: str,
 ) -> None:
-    """Those that are stored as they are computed with are mapped from the file, and fit always."""
-    folder = tiny_model("qwen3", dtype=stored)
+    """Transformers maps those that are stored as they are computed with, which fit always."""
+    folder = tiny_model("granite", dtype=stored)
     monkeypatch.setattr(torch_engine, "free_memory", lambda _: 1000)
     with pytest.raises(InputError, match=rf"needs \S+ GB of main memory in {dtype}.*{advice}"):
-        open_torch(folder, dtype, Compute("cpu"))
+        check_room(folder, getattr(torch, dtype))
     if stored == "bfloat16":
-        assert open_torch(folder, stored, Compute("cpu")).device.type == "cpu"
+        check_room(folder, torch.bfloat16)
         assert "weights take 0.0 GB, and 0.0 GB of main memory are free for them" in caplog.text
 
 
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "granite"])
 def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Under a limit of memory the kernel would kill the teacher at its first forward."""
-    folder, forward = tiny_model("qwen3", dtype="bfloat16"), ForwardSize(BATCH["cpu"], WINDOW)
-    need = needed_bytes(folder, torch.bfloat16, forward)
-    host = DeviceModel(name="host", flops=1e12, memory=need, watts=None, source="assumed")
+    folder = tiny_model(family, dtype="bfloat16", num_hidden_layers=4)
+    shape = read_shape(folder)
+    assert (explain_whole(shape) == "") == (explain_published(folder, WINDOW) is None)
+    host = DeviceModel(name="host", flops=1e12, memory=1 << 40, watts=None, source="assumed")
     planned = {
-        one.format.weights: one
-        for one in teacher_options(read_shape(folder), [TeacherDevice("cpu", host)], WINDOW)
+        one.format.weights: one.least
+        for one in teacher_options(shape, [TeacherDevice("cpu", host)], WINDOW)
         if one.format.engine == "torch"
     }
-    assert planned["bfloat16"].least == need
-    assert planned["float32"].least == needed_bytes(folder, torch.float32, forward)
-    monkeypatch.setattr(torch_engine, "free_memory", lambda _: need)
-    open_torch(folder, "bfloat16", Compute("cpu"), forward)
-    monkeypatch.setattr(torch_engine, "free_memory", lambda _: need - 1)
-    open_torch(folder, "bfloat16", Compute("cpu"))  # an author, whose prompts decide
+    free = planned["bfloat16"]
+    monkeypatch.setattr(torch_engine, "free_memory", lambda _: free)
+    monkeypatch.setattr(torch_engine, "available_bytes", lambda _: free)
+    open_torch(folder, "bfloat16", Compute("cpu"), FORWARD)
+    free -= 1
     with pytest.raises(InputError, match=r"in bfloat16, .* are free; --batch-tokens 2048 fits$"):
-        open_torch(folder, "bfloat16", Compute("cpu"), forward)
+        open_torch(folder, "bfloat16", Compute("cpu"), FORWARD)
     with pytest.raises(InputError, match="use a GGUF file of it"):
         open_torch(folder, "bfloat16", Compute("cpu"), ForwardSize(BATCH["cpu"], BATCH["cpu"]))
+    free = planned["float32"] - 1
+    with pytest.raises(InputError, match="in float32"):
+        open_torch(folder, "float32", Compute("cpu"), FORWARD)
+
+
+STREAMED = [
+    (family, stored, dtype, resident)
+    for family in ("qwen3", "llama")
+    for stored in ("float32", "bfloat16", "float16")
+    for dtype in ("float32", "bfloat16")
+    for resident in (0, 1, 3)
+]
+
+
+@pytest.mark.parametrize(("family", "stored", "dtype", "resident"), covering(STREAMED))
+def test_scores_are_those_of_the_resident_teacher(
+    tiny_model: Any, family: str, stored: str, dtype: str, resident: int
+) -> None:
+    """Windows come in several batches, and rows of the embedding are read."""
+    folder = tiny_model(family, dtype=stored, num_hidden_layers=4, tie_word_embeddings=False)
+    torch.set_num_threads(1)
+    found: list[list[bytes]] = []
+    for asked in ("all", resident):
+        engine = open_torch(folder, dtype, Compute("cpu", resident=asked), FORWARD)
+        assert len(streamed_of(engine)) == (0 if asked == "all" else 4 - resident)
+        teacher = Teacher(engine, TOPK, IN_ORDER, seed=5, batch_tokens=64)
+        windows = teacher.score_pieces(pieces(IN_ORDER))
+        found.append([field.tobytes() for each in windows for field in astuple(each.scores)])
+    assert found[0] == found[1]
+
+
+def streamed_of(engine: TorchEngine) -> set[int]:
+    """Return the layers that an engine reads at each forward."""
+    parts = engine.model.modules()
+    return {part._layer for part in parts if isinstance(part, StreamedLinear)}
+
+
+def test_memory_decides_which_layers_of_a_teacher_stay(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = tiny_model("qwen3", num_hidden_layers=8)
+    shape = read_shape(folder)
+
+    def need(resident: int | None) -> int:
+        setup = frozen_setup(4)
+        return plan_forward(shape, setup, FORWARD, resident, accelerator=False).total
+
+    for resident in (0, 3, None):
+        free = math.ceil(need(resident) / USABLE) + 1
+        monkeypatch.setattr(torch_engine, "available_bytes", lambda _, free=free: free)
+        engine = open_torch(folder, "float32", Compute("cpu"), FORWARD)
+        kept = 8 if resident is None else resident
+        assert len(streamed_of(engine)) == 8 - kept
+        line = f"cpu: {kept} of 8 layers stay in memory, {8 - kept} are read from {folder}"
+        assert (line in caplog.text) == (resident is not None)
+    monkeypatch.setattr(torch_engine, "available_bytes", lambda _: need(4))
+    with pytest.raises(InputError, match=r"free; use --resident auto$"):
+        open_torch(folder, "float32", Compute("cpu", resident=5), FORWARD)
+    with pytest.raises(InputError, match=r"free; use --resident auto$"):
+        open_torch(folder, "float32", Compute("cpu", resident="all"), FORWARD)
+
+
+def test_a_teacher_of_transformers_code_refuses_a_number(tiny_model: Any) -> None:
+    folder = tiny_model("granite")
+    with pytest.raises(InputError, match=r"--resident 1: .*; use all or auto$"):
+        open_torch(folder, "float32", Compute("cpu", resident=1), FORWARD)
+
+
+def test_a_file_that_is_cut_ends_a_teacher_with_one_line(tiny_model: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("qwen3", num_hidden_layers=4), folder)
+    engine = open_torch(folder, "float32", Compute("cpu", resident=1), FORWARD)
+    teacher = Teacher(engine, TOPK, IN_ORDER, seed=5, batch_tokens=64)
+    teacher.score_pieces(pieces(IN_ORDER))
+    path = folder / "model.safetensors"
+    os.truncate(path, 4096)
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: layer \d .*trunc") as caught:
+        teacher.score_pieces(pieces(IN_ORDER))
+    assert "\n" not in str(caught.value)
 
 
 def test_experts_that_are_stored_alone_are_loaded(
@@ -341,4 +434,4 @@ def test_experts_that_are_stored_alone_are_loaded(
     monkeypatch.setattr(torch_engine, "free_memory", lambda _: 1000)
     message = r"in bfloat16, and 0\.0 GB are free; use a host with more memory, or a smaller"
     with pytest.raises(InputError, match=message):
-        open_torch(folder, "bfloat16", Compute("cpu"))
+        check_room(folder, torch.bfloat16)

@@ -22,7 +22,7 @@ from trainer.distill.teacher.engines import engine_kind
 from trainer.distill.teacher.generation import AnswerRequest, AnswerRun, assign_answers
 from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import TorchEngine
-from trainer.planning.teachers import ForwardSize
+from trainer.planning.forward import ForwardSize
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
@@ -98,7 +98,9 @@ def test_a_model_that_also_sees_is_a_teacher_and_an_author(
             dtype="float32",
         )
         asked = assign_answers(request)
-        AnswerRun(asked, partial(open_generate, asked.model_dir, "float32", CPU, 2)).make_shards()
+        AnswerRun(
+            asked, partial(open_generate, asked.model_dir, "float32", CPU, 2, asked.slots)
+        ).make_shards()
         answers = (
             each for plan in asked.folder.plans for each in asked.folder.read_shard(plan.number)
         )
