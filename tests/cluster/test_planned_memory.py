@@ -116,7 +116,7 @@ def settings(codec: str) -> dict[str, object]:
 def test_a_coordinator_takes_what_is_planned_when_the_first_worker_is_late(
     codec: str, clusters: tuple[Cluster, Cluster]
 ) -> None:
-    """The gradients of all others wait for it; in the last step those of int8 come in bf16."""
+    """The gradients of all others wait for it."""
     small, large = clusters
     libraries = most_while_the_first_waits(small, codec, 0)
     large.configure(**settings(codec))

@@ -44,10 +44,10 @@ def test_kill_9_in_the_middle_of_a_round_between_settled_commits(cluster: Cluste
 
 
 def test_a_worker_stops_and_another_is_cut_off_in_the_middle_of_a_round(cluster: Cluster) -> None:
-    """Half of what they send has come, in int8: it counts nowhere, and what they owed is said."""
+    """Half of what they send has come, in int4: it counts nowhere, and what they owed is said."""
     cluster.configure(
         **ROUNDS,
-        exchange__codec="int8",
+        exchange__codec="int4",
         exchange__shared_memory=False,
         exchange__heartbeat=0.2,
         exchange__lost_after=2.5,

@@ -24,8 +24,10 @@ class CodecKind:
     smaller."""
     planned: Planned = ""
     """A codec that costs no loss of a run (docs/low-bandwidth.md) may be chosen after each step."""
-    needs_feedback: bool = True
-    """Whether what it drops has to be sent later."""
+    is_quantized: bool = True
+    """Whether groups of values share a scale: NaN and Inf cannot be encoded and travel as bf16."""
+    needs_feedback: bool = False
+    """Whether what it drops in outer steps has to be sent later."""
     is_exact: bool = False
     """Whether its bytes are the fp32 values themselves."""
     sums_encoded: bool = False
@@ -33,11 +35,11 @@ class CodecKind:
 
 
 CODECS = {
-    "fp32": CodecKind("codecs:Fp32", 4, 0, needs_feedback=False, is_exact=True),
-    "bf16": CodecKind("codecs:Bf16", 2, 1, "step", needs_feedback=False, sums_encoded=True),
+    "fp32": CodecKind("codecs:Fp32", 4, 0, is_quantized=False, is_exact=True),
+    "bf16": CodecKind("codecs:Bf16", 2, 1, "step", is_quantized=False, sums_encoded=True),
     "int8": CodecKind("quantized:Int8", 1 + 4 / 256, 2, "step"),
     # Rounds send changes of weights in 4 bits (arXiv 2501.18512).
-    "int4": CodecKind("quantized:Int4", 0.5 + 1 / 32, 3, "rounds"),
+    "int4": CodecKind("quantized:Int4", 0.5 + 1 / 32, 3, "rounds", needs_feedback=True),
 }
 """By name."""
 AUTO = "auto"
@@ -61,6 +63,11 @@ def find_codec(name: str) -> CodecKind:
     if kind is None:
         raise ValueError(f"codec {name}: unknown; use one of {AUTO}, {', '.join(CODECS)}")
     return kind
+
+
+def largest_codec(name: str) -> CodecKind:
+    """Return the properties of a codec; of `AUTO`, those of the most bytes that it takes."""
+    return CODECS[FREE[0]] if name == AUTO else find_codec(name)
 
 
 def _check_codec(name: str) -> str:

@@ -39,8 +39,8 @@ class RoundSettings(Section):
     DiLoCo's own are 0.7 and 0.9, for long runs: fine-tunes of some hundred steps lose far more with
     them."""
     flush_every: Annotated[int, Field(gt=0)] | None = None
-    """Steps, or rounds, between commits that leave no private state on a worker; saved steps always
-    are such."""
+    """Steps of a run with rounds between commits that leave no private state on a worker; saved
+    ones always are such."""
 
     @property
     def rounds(self) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from trainer.exchange.protocol.codecs import Codec, Float32, make_codec
 from trainer.lab.experiment import Experiment, Formula, Row
 from trainer.system.errors import InputError
 
-FEEDBACK_CODECS = tuple(name for name, kind in CODECS.items() if kind.needs_feedback)
+QUANTIZED = tuple(name for name, kind in CODECS.items() if kind.is_quantized)
 _MOMENTS = (1, 3, 10, 30, 100, 300, 1000)
 """Steps at which the error is shown."""
 
@@ -88,7 +88,7 @@ def measure_feedback(seed: int, parameters: int, workers: int, steps: int) -> Ex
     """
     rows: list[Row] = []
     shown = [moment for moment in _MOMENTS if moment < steps] + [steps]
-    for name in FEEDBACK_CODECS:
+    for name in QUANTIZED:
         for with_feedback in (False, True):
             errors = _measure_errors(
                 name, seed, parameters, workers, steps, with_feedback=with_feedback

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from trainer.config.codec import find_codec
+from trainer.config.codec import largest_codec
 from trainer.config.exchange import ExchangeConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
@@ -347,17 +347,15 @@ def check_script_fits(
 def _beside_state(exchange: ExchangeConfig, *, coordinates: bool) -> float:
     """Return what the exchange holds beside the state, in bytes a trained element.
 
-    What a codec drops stays with its sender: a worker, the coordinator, or both in one process. In
-    rounds a worker has three vectors of its own. In one process averages that are not in fp32 stay
-    encoded, and of rounds there are a sum and an average.
+    In rounds a worker has three vectors of its own, and what a codec with feedback drops. In one
+    process averages that are not in fp32 stay encoded, and of rounds there are a sum and an
+    average.
     """
-    kind = find_codec(exchange.codec)
-    residual = 4 if kind.needs_feedback else 0
+    kind = largest_codec(exchange.codec)
     if exchange.has_rounds:
+        residual = 4 if kind.needs_feedback else 0
         return 12 + (8 if coordinates else residual)
-    if not coordinates or kind.is_exact:
-        return residual
-    return kind.element_bytes + 2 * residual
+    return kind.element_bytes if coordinates and not kind.is_exact else 0
 
 
 def _count_elements(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer.config.capabilities import explain_refusal
-from trainer.config.codec import find_codec
+from trainer.config.codec import largest_codec
 from trainer.config.exchange import ExchangeConfig
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
@@ -165,15 +165,12 @@ class RunMemory:
 def coordinator_memory(layout: GradientLayout, workers: int, exchange: ExchangeConfig) -> int:
     """Return the most bytes of a coordinator: when the gradient of the first worker comes last.
 
-    Beside weights, two moments and what a codec drops of averages those of all others wait, in fp32
-    one of them where the sum will be. Two blocks are on their way. Those of the coordinator's host
+    Beside weights and two moments the gradients of all others wait, in fp32 one of them where the
+    sum will be. Two blocks are on their way. Those of the coordinator's host
     wait in shared memory. It is more only while a worker joins, or a checkpoint is written, as the
     run goes on.
     """
     if exchange.has_rounds:
         return 4 * layout.size * (workers + 3)
-    kind = find_codec(exchange.codec)
-    residual = 4 if kind.needs_feedback else 0
-    element = max(kind.element_bytes, 2) if kind.needs_feedback else kind.element_bytes
-    each = 12 + residual + element * max(1, workers - 1)
+    each = 12 + largest_codec(exchange.codec).element_bytes * max(1, workers - 1)
     return math.ceil(each * layout.size) + 2 * 4 * max(block.size for block in layout.blocks)

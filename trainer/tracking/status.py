@@ -88,7 +88,7 @@ class Status(TypedDict):
     exchange_exposed_ms: float | None
     """Part of these that was not hidden behind backward."""
     codec: str | None
-    """Codec of the last step, as a setting; flush steps are in bf16 all the same."""
+    """Codec of the last step, as a setting; flush steps of rounds are in bf16 all the same."""
     inner_steps: int | None
     """The inner steps of a round, if the last step was one."""
     generation: int

@@ -1,13 +1,14 @@
-"""A simulated cluster with a lossy codec, whose every sent and owed number is accounted for.
+"""A simulated cluster with a quantised codec, whose every sent and owed number is accounted for.
 
 There is no right sequence of weights here: what is sent depends on who computes what. What must
 hold instead after every commit: all who are there hold the same bits, and
 
     averages applied + what is owed + what was lost = the averages of all true gradients
 
-Owed is what the coordinator's averages and each worker's sums left out. Lost is what a worker owed
-at the moment it was lost, counting only what the ledger has of it, and what bf16 rounds off in a
-flush step. All of it is kept in double precision, as parts of the mean gradient.
+Owed is what the coordinator's averages and each worker's sums left out, if a later step sends it.
+Lost is what a worker owed at the moment it was lost, counting only what the ledger has of it, and
+what is rounded off for good: by int8, and by bf16 in a flush step. All of it is kept in double
+precision, as parts of the mean gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from tests.trainer.exchange.exact_problem import ExactProblem
@@ -26,6 +26,7 @@ from trainer.config.codec import AUTO, FREE
 from trainer.exchange.coordinator.ledger import Ledger
 from trainer.exchange.policies.feedback import ErrorFeedback
 from trainer.exchange.policies.step_policy import StepTerms
+from trainer.exchange.protocol.codecs import Bytes, Codec, SenderCodec
 from trainer.exchange.protocol.messages import ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.session import Session
@@ -84,7 +85,6 @@ class Debtor:
 
     def __init__(self, session: Session, size: int) -> None:
         self.session = session
-        self.feedback = feedback_of(session)
         self.owed: Float64 = np.zeros(size)
         """After the last commit, as the ledger has it."""
         self.encoded: dict[tuple[int, int], tuple[Float64, Float64]] = {}
@@ -112,18 +112,17 @@ class LossyCluster(SimulatedCluster):
         policy = training.policy
         apply, terms_of, choice = policy.apply_update, policy.make_terms, policy.choice
         own = policy.codec
-        assert isinstance(own, ErrorFeedback)
         encode = own.encode
 
         def applied(state: Any, average: Any, rate: float, scale: float) -> None:
             self._committed(state.step, average)
             apply(state, average, rate, scale)
 
-        def encoded(block: int, values: np.ndarray, *, flush: bool = False, batch: int = 0) -> Any:
-            if flush:
-                due = own.residuals[block] + values
-                self.lost[self._span(block)] += _rounded_off(due)
-            return encode(block, values, flush=flush, batch=batch)
+        def encoded(block: int, values: np.ndarray, **terms: Any) -> Any:
+            due = _residual(own, block) + values
+            found = encode(block, values, **terms)
+            self.lost[self._span(block)] += _rounded_off(due, found, _residual(own, block))
+            return found
 
         def terms(step: int) -> StepTerms:
             if self.problem.config.exchange.codec == AUTO:  # what is owed must survive every change
@@ -175,26 +174,32 @@ class LossyCluster(SimulatedCluster):
     def _watch(self, session: Session) -> None:
         debtor = Debtor(session, self.problem.account.size)
         self.debtors.append(debtor)
-        encode_late, feedback = session._encode_with_feedback, debtor.feedback
+        sender, encode_late, encode = session.codec, session._encode_late, session.codec.encode
+        latest: list[tuple[Float64, Float64]] = []
+
+        def encoded(
+            block: int, values: np.ndarray, *, in_bf16: bool = False, batch: int = 0
+        ) -> Any:
+            scaled = _residual(sender, block)
+            if isinstance(sender, ErrorFeedback) and (before := sender.batches[block]):
+                scaled = scaled * np.float32(batch / before)
+            found = encode(block, values, in_bf16=in_bf16, batch=batch)
+            after = _residual(sender, block)
+            rounded = _rounded_off(scaled + values, found, after)
+            latest[:] = [((after.astype(np.float64) - scaled) / batch, rounded / batch)]
+            return found
 
         def watched(
             shard: ShardAssignment, index: int, gradient: np.ndarray, weight: int
         ) -> Iterator[Frame]:
             frames = encode_late(shard, index, gradient, weight)
-            before, batch = feedback.residuals[index].copy(), feedback.batches[index]
             if first := next(frames, None):
-                scaled = before * np.float32(shard.global_batch_size / batch) if batch else before
-                change = feedback.residuals[index].astype(np.float64) - scaled
-                rounded = np.zeros(gradient.size)
-                if shard.flush_residuals:
-                    rounded = _rounded_off(scaled + gradient)
-                account = (change / shard.global_batch_size, rounded / shard.global_batch_size)
-                debtor.encoded.setdefault((shard.shard, index), account)
+                debtor.encoded.setdefault((shard.shard, index), latest[0])
                 yield first
                 yield from frames
 
         # Wrapped on the instance, as for the coordinator: the session is made by the product.
-        session._encode_with_feedback = watched
+        sender.encode, session._encode_late = encoded, watched
 
     def _book(self, debtor: Debtor, ledger: Ledger | None) -> bool:
         """Book what the ledger has of a step; return whether that is all that was encoded."""
@@ -227,38 +232,52 @@ class LossyCluster(SimulatedCluster):
     def _committed(self, step: int, flat: np.ndarray) -> None:
         """Check the account, before any worker sees the commit."""
         own, flushes = self.machine.training.policy.codec, self._flushes[step]
-        assert isinstance(own, ErrorFeedback)
         self.true += self.problem.true_average(step)
         self.applied[: flat.size] += flat[:]
         ledger = self._ledgers[step]
         for debtor in self.debtors:
             whole = self._book(debtor, ledger)
             blocks = {block for _, block in debtor.encoded}
-            for block in blocks if whole else ():
-                span = self._span(block)
-                residual = debtor.feedback.residuals[block]
-                if flushes:
-                    assert not residual.any(), "a flush step leaves a residual"
-                batch = debtor.feedback.batches[block]
-                np.testing.assert_allclose(residual / batch, debtor.owed[span], atol=1e-5)
+            sender = debtor.session.codec
+            if whole and isinstance(sender, ErrorFeedback):
+                for block in blocks:
+                    span, residual = self._span(block), sender.residuals[block]
+                    if flushes:
+                        assert not residual.any(), "a flush step leaves a residual"
+                    batch = sender.batches[block]
+                    np.testing.assert_allclose(residual / batch, debtor.owed[span], atol=1e-5)
             debtor.encoded.clear()
             if flushes:
                 self.lost += debtor.owed
                 debtor.owed[...] = 0
         if flushes:
             assert own.norm == 0
-        owed = np.concatenate(own.residuals) + sum(debtor.owed for debtor in self.debtors)
+        blocks = range(len(self.problem.account.blocks))
+        owed = np.concatenate([_residual(own, block) for block in blocks])
+        owed = owed + sum(debtor.owed for debtor in self.debtors)
         np.testing.assert_allclose(self.applied + owed + self.lost, self.true, atol=1e-4)
         self._ledgers = {number: known for number, known in self._ledgers.items() if number > step}
 
 
 def feedback_of(session: Session | None) -> ErrorFeedback:
-    """Return the error feedback of a membership whose codec is lossy."""
+    """Return the error feedback of a membership that takes outer steps in int4."""
     assert session
     assert isinstance(session.codec, ErrorFeedback)
     return session.codec
 
 
-def _rounded_off(due: np.ndarray) -> Float64:
-    finite = np.nan_to_num(due.astype(np.float64), posinf=0, neginf=0)  # else the run is halted
-    return finite - finite.astype(bfloat16).astype(np.float64)
+def _residual(sender: SenderCodec, block: int) -> np.ndarray:
+    """Return what a sender still owes of a block, as it is now."""
+    if isinstance(sender, ErrorFeedback):
+        return sender.residuals[block].copy()
+    return np.zeros(sender._sizes[block], np.float32)
+
+
+def _rounded_off(due: np.ndarray, sent: tuple[Codec, Bytes], residual: np.ndarray) -> Float64:
+    """Return what is neither sent nor owed."""
+    arrived = np.empty_like(due)
+    codec, encoded = sent
+    codec.decode(encoded, arrived)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = due.astype(np.float64) - arrived - residual
+    return np.nan_to_num(rounded, posinf=0, neginf=0)  # else the run is halted

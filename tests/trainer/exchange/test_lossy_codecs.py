@@ -29,7 +29,10 @@ SETTLED = {3, 4, 6}
 
 
 def problem(codec: str = "int8", **settings: object) -> LossyProblem:
+    """Return a run of ordinary steps; those of int4 are before rounds, so they have feedback."""
     given = {"checkpoint__every": 3, "exchange__codec": codec, **settings}
+    if codec == "int4":
+        given = {"exchange__schedule": "rounds", "exchange__rounds_after": 100, **given}
     return LossyProblem(method="full", **given)
 
 
@@ -163,7 +166,7 @@ def test_who_has_no_share_of_a_flush_step_drops_what_it_owes() -> None:
     assert event["reason"] == "it had no assignment in the flush step"
     cluster.run_to_end()
     for debtor in cluster.debtors:
-        assert debtor.feedback.norm == 0
+        assert feedback_of(debtor.session).norm == 0
 
 
 # What makes no sense
@@ -244,10 +247,15 @@ def test_a_codec_that_changes_within_a_block() -> None:
     assert cluster.named("lost")[0]["reason"] == "block 0: codec changed within the block"
 
 
-def test_a_lossy_block_in_a_flush_step() -> None:
-    cluster = begun(LossyCluster(problem("int8", checkpoint__every=1), 3))
+@pytest.mark.parametrize(
+    ("codec", "number", "payload"), [("int4", 3, b"\x80" + bytes(5)), ("auto", 2, scale(1))]
+)
+def test_a_quantised_block_in_a_step_of_bf16(codec: str, number: int, payload: bytes) -> None:
+    """A flush step, and one for which `auto` chose it."""
+    cluster = begun(LossyCluster(problem(codec, checkpoint__every=1), 3))
     cluster.deliver_down(cluster.workers[2])
-    assert lie(cluster, 2, scale(1)) == "int8 received in a flush step, expected bf16"
+    name = "int4" if codec == "int4" else "int8"
+    assert lie(cluster, number, payload) == f"{name} received in a step of bf16"
 
 
 @pytest.mark.parametrize("every", [1, 3])

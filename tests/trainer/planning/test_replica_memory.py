@@ -77,14 +77,15 @@ def test_a_run_of_one_process_has_one_state(tiny: Tiny, method: str) -> None:
     ("settings", "state"),
     [
         ({"exchange__codec": "bf16"}, 10),
-        ({"exchange__codec": "int8"}, 17 + 4 / 256),
+        ({"exchange__codec": "int8"}, 9 + 4 / 256),
+        ({"exchange__codec": "auto"}, 10),
         ({"exchange__schedule": "rounds", "exchange__inner_steps": 4}, 28),
     ],
 )
 def test_one_process_with_a_codec_or_rounds_holds_more(
     tiny: Tiny, settings: dict[str, Any], state: float
 ) -> None:
-    """Averages that stay encoded, what a codec drops on both sides, or two states."""
+    """Averages that stay encoded, or two states."""
     folder = tiny.model()
     alone = plan_of(folder, tiny.config(folder, **settings), coordinates=True)
     assert alone.state == int(state * alone.trainable / 4)

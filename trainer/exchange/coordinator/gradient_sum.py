@@ -160,7 +160,7 @@ class GradientSum:
 
     Args:
         codec: that contributions come in, and averages go in.
-        flush: whether averages include all residuals, so that none is left.
+        in_bf16: whether a quantised codec gives way to bf16.
         second_moments: those of a round follow, as blocks of their own.
         memory: that of all steps of a run; its own if there is none.
     """
@@ -171,14 +171,14 @@ class GradientSum:
         codec: SenderCodec,
         step: int,
         *,
-        flush: bool = True,
+        in_bf16: bool = False,
         second_moments: bool = False,
         memory: SumMemory | None = None,
     ) -> None:
         self.layout = layout.with_second_moments if second_moments else layout
         self._updates = len(layout.blocks)
         self.step = step
-        self._flush = flush
+        self._in_bf16 = in_bf16
         self._agreed = codec
         self._memory = memory or SumMemory(self.layout)
         self._sums: dict[int, Float32] = {}
@@ -223,7 +223,7 @@ class GradientSum:
         key = (frame.block, frame.shard)
         assembly = self.partial.get(key)
         if assembly is None:
-            codec = self._agreed.find_codec(frame.codec, flush=self._flush)
+            codec = self._agreed.find_codec(frame.codec, in_bf16=self._in_bf16)
             size = self.layout.blocks[frame.block].size
             assembly = BlockAssembly(codec, size, frame.weight)
             self.partial[key] = assembly
@@ -325,7 +325,7 @@ class GradientSum:
         """Encode an average, and replace it by what all members decode."""
         if self._is_exact:
             return self._agreed.codec, values.view(np.uint8)
-        codec, encoded = self._agreed.encode(block, values, flush=self._flush)
+        codec, encoded = self._agreed.encode(block, values, in_bf16=self._in_bf16)
         codec.decode(encoded, values)
         return codec, encoded
 

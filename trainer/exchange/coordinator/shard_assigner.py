@@ -92,7 +92,8 @@ class ShardAssigner:
             self.durations.expect_outer_steps(terms.inner_steps)
         samples = range(at.start, at.stop)
         task = self.open_task("train", step, at.epoch, samples, shares, now, sums)
-        task.flushes_residuals, task.codec = terms.flushes_residuals, terms.codec
+        task.codec, task.in_bf16 = terms.codec, terms.in_bf16
+        task.flushes_residuals = terms.flushes_residuals
         if terms.inner_steps:
             task.inner_batch_size = max(1, round(plan.batch_size / len(task.ledger.initial_shards)))
             task.time_limit = self.balancer.compute_limit(shares)

@@ -33,6 +33,8 @@ class Task:
     results: dict[int, ShardResult] = field(default_factory=dict[int, ShardResult])
     orphans: list[Shard] = field(default_factory=list[Shard])
     """Shards of lost workers that no ready worker could take."""
+    in_bf16: bool = False
+    """Whether gradients come in bf16, with all residuals."""
     flushes_residuals: bool = False
     """Whether no member has a residual after it."""
     codec: str = ""
@@ -68,7 +70,7 @@ class Task:
             stop=shard.stop,
             missing_blocks=None if whole else tuple(c for c in missing if c != self.result_column),
             global_batch_size=self.ledger.num_samples,
-            flush_residuals=self.flushes_residuals,
+            in_bf16=self.in_bf16,
             inner_batch_size=self.inner_batch_size,
             time_limit=self.time_limit if self.ledger.is_whole(shard) else None,
             generation_request=self.ask(range(shard.start, shard.stop)) if self.ask else None,

@@ -268,7 +268,7 @@ class Training:
                 self.layout,
                 self.policy.codec,
                 step,
-                flush=terms.flushes_residuals,
+                in_bf16=terms.in_bf16,
                 second_moments=doubled,
                 memory=None if doubled else self.memory,
             )

@@ -1,8 +1,8 @@
 """The setting `exchange.codec: auto`, decided by measured steps. Pure.
 
 The codec is bf16 while a step hides its exchange, else int8. Both cost a run nothing
-(docs/low-bandwidth.md has their losses). A step in bf16 is a flush step: no residual is left after
-it, so the codec can change at any ordinary step, in both directions.
+(docs/low-bandwidth.md has their losses), and neither keeps anything for a later step, so the codec
+can change at any ordinary step, in both directions.
 """
 
 from __future__ import annotations

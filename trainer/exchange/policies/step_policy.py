@@ -25,7 +25,9 @@ class StepTerms:
     """How the members exchange one step."""
 
     codec: str
-    """As a setting; a flush step is sent in bf16."""
+    """As a setting."""
+    in_bf16: bool = False
+    """Whether what a quantised codec would encode is sent in bf16."""
     flushes_residuals: bool = True
     """Whether nothing private to a member is left after it."""
     second_moments: bool = False
@@ -50,8 +52,9 @@ class EveryStep:
         """The samples of each step."""
         self.wire_layout = self._wire_layout(layout)
         """The layout of the most blocks that a step can have."""
-        self.codec = make_sender_codec(config.exchange.codec, self.wire_layout)
-        """The codec of averages, with their residual."""
+        rounds = config.exchange.has_rounds
+        self.codec = make_sender_codec(config.exchange.codec, layout, rounds=rounds)
+        """The codec of averages, in outer steps with their residual."""
         self.choice = CodecChoice(config.exchange, layout, plan, emit)
         self.residuals = Residuals(self.codec, plan, emit)
         self._optimizer = config.optimizer
@@ -59,8 +62,7 @@ class EveryStep:
 
     def make_terms(self, step: int) -> StepTerms:
         """Return how a step, counted from 0, is exchanged."""
-        flushes = self.plan.flushes_residuals(step) or self.choice.is_bf16(step)
-        return StepTerms(self.choice.find_codec(step), flushes)
+        return StepTerms(self.choice.find_codec(step), self.choice.is_bf16(step))
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of the last inner step of a step."""
@@ -88,11 +90,14 @@ class OuterSteps(EveryStep):
     """
 
     def make_terms(self, step: int) -> StepTerms:
-        """Return how a step is exchanged; one that flushes averages second moments too."""
-        terms = super().make_terms(step)
+        """Return how a step is exchanged.
+
+        One that flushes is sent in bf16, and averages second moments too.
+        """
+        terms, flushes = super().make_terms(step), self.plan.flushes_residuals(step)
+        terms = replace(terms, in_bf16=terms.in_bf16 or flushes, flushes_residuals=flushes)
         if not self.plan.is_outer_step(step):
             return terms
-        flushes = self.plan.flushes_residuals(step)
         return replace(terms, second_moments=flushes, inner_steps=self.plan.inner_steps)
 
     def _wire_layout(self, layout: GradientLayout) -> GradientLayout:

@@ -5,6 +5,7 @@ A codec turns one whole block into bytes and back, and keeps nothing of it.
 
 from __future__ import annotations
 
+import math
 import pkgutil
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -85,43 +86,64 @@ class Bf16:
 class SenderCodec:
     """The codec of a run, of one that sends: each block by itself, and nothing of it later.
 
+    A quantised codec is accompanied by bf16, in which a whole step may be sent.
+
     Args:
         codec: of every block.
         sizes: elements of each block.
     """
 
     has_feedback = False
-    """Whether what is dropped of a block is sent with a later one; then blocks are encoded late,
-    when they are sent, and only those that count."""
+    """Whether what is dropped of a block is sent with a later one."""
 
     def __init__(self, codec: Codec, sizes: Sequence[int]) -> None:
         self.codec = codec
         self._sizes = sizes
+        self._plain = Bf16() if find_codec(codec.name).is_quantized else codec
 
-    def find_codec(self, number: int, *, flush: bool = False) -> Codec:
+    @property
+    def is_quantized(self) -> bool:
+        """Whether blocks are encoded late, when they are sent, as that takes time."""
+        return self._plain is not self.codec
+
+    def find_codec(self, number: int, *, in_bf16: bool = False) -> Codec:
         """Return the codec with a number on the wire.
 
         Args:
-            flush: of a step after which no residual is left.
+            in_bf16: of a step whose blocks come in bf16 alone.
 
         Raises:
             ProtocolError: a block may not come in it.
         """
-        del flush
+        if number == self._plain.id:
+            return self._plain
         if number != self.codec.id:
             raise ProtocolError(f"received codec {number}, expected {self.codec.name}")
+        if in_bf16:
+            raise ProtocolError(f"{self.codec.name} received in a step of bf16")
         return self.codec
 
     def encode(
-        self, block: int, values: Float32, *, flush: bool = False, batch: int = 0
+        self, block: int, values: Float32, *, in_bf16: bool = False, batch: int = 0
     ) -> tuple[Codec, Bytes]:
-        """Return the bytes for a block, and the codec that they are in."""
-        del block, flush, batch
-        return self.codec, self.codec.encode(values)
+        """Return the bytes for a block, and the codec that they are in.
+
+        A quantised one gives way to bf16 if the block holds a NaN or Inf, or squares that
+        overflow, which so reach the check that names their tensor.
+
+        Args:
+            values: `[n]` fp32; unchanged.
+            in_bf16: send no quantised block.
+            batch: samples of this step over all workers, for a codec that keeps residuals.
+        """
+        del block, batch
+        codec = self._choose_codec(values, in_bf16)
+        return codec, codec.encode(values)
 
     def compute_largest_sizes(self) -> tuple[int, ...]:
         """Return the most bytes that each encoded block can take."""
-        return tuple(map(self.codec.encoded_size, self._sizes))
+        either = (self.codec, self._plain)
+        return tuple(max(codec.encoded_size(size) for codec in either) for size in self._sizes)
 
     @property
     def norm(self) -> float:
@@ -135,6 +157,13 @@ class SenderCodec:
 
     def clear_residuals(self) -> None:
         """Forget what has not been sent, as a sender that has just joined."""
+
+    def _choose_codec(self, values: Float32, in_bf16: bool) -> Codec:
+        if in_bf16 or not self.is_quantized:
+            return self._plain
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_finite = math.isfinite(np.dot(values, values))
+        return self.codec if is_finite else self._plain
 
 
 def make_codec(name: str) -> Codec:

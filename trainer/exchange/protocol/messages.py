@@ -156,8 +156,8 @@ class ShardAssignment(Message):
     """Blocks still missing of a reassigned shard; null: all."""
     global_batch_size: Count = 0
     """Samples of the whole step."""
-    flush_residuals: bool = False
-    """Whether to send all residuals, as bf16."""
+    in_bf16: bool = False
+    """Whether to send gradients in bf16, with all residuals, instead of a quantised codec."""
     inner_batch_size: Count = 0
     """Samples of one inner step of a round, about."""
     time_limit: Seconds | None = None

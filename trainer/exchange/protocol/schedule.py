@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer.config.codec import find_codec
 from trainer.config.run import RunConfig
 
 
@@ -127,6 +126,4 @@ class StepPlan:
 def flush_periods(config: RunConfig) -> tuple[int, ...]:
     """Return a plan's `flush_every`: checkpoints, also those of validations, are flush steps."""
     exchange = config.exchange
-    if not exchange.has_rounds and not find_codec(exchange.codec).needs_feedback:
-        return (1,)
-    return exchange.flush_intervals(*config.save_intervals)
+    return exchange.flush_intervals(*config.save_intervals) if exchange.has_rounds else (1,)

@@ -75,9 +75,7 @@ class WorkerClient:
         self._codec = codec
         self._rounds = rounds
         self._tag = run_tag(request.run_id)
-        self._sizes = make_sender_codec(
-            codec, layout.with_second_moments if rounds else layout
-        ).compute_largest_sizes()
+        self._sizes = make_sender_codec(codec, layout, rounds=rounds).compute_largest_sizes()
         self._context = tls.make_context(folder, server=False) if folder else None
         self._patience = patience
         self._events: queue.SimpleQueue[tuple[Session | None, Event | Exception | None]]
@@ -126,7 +124,7 @@ class WorkerClient:
     ) -> None:
         """Queue a block's gradient sum; dropped when the membership it belongs to is gone.
 
-        What needs error feedback is encoded by the thread, when the link has room for it.
+        A quantised one is encoded by the thread, when the link has room for it.
         """
         if session := self._current_session():
             self._post_frames(session, session.make_block_frames(shard, index, gradient, weight))

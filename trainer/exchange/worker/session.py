@@ -84,8 +84,8 @@ class Session:
         self.reading: messages.ReadProgress | None = None
         """How far the coordinator has read that does not serve yet."""
         self._layout = layout
-        self.codec = make_sender_codec(codec, self._wire)
-        """The codec of this membership, with its residual."""
+        self.codec = make_sender_codec(codec, layout, rounds=rounds)
+        """The codec of this membership, in outer steps with its residual."""
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
@@ -142,16 +142,16 @@ class Session:
 
         With a shared state an array in fp32 is the only frame's payload, and may not.
 
-        One with a residual is encoded when its first frame is drawn: not by the thread that
-        computes, and only if it still counts then.
+        A quantised one is encoded when its first frame is drawn: not by the thread that computes,
+        and only if it still counts then.
 
         Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
         of the coordinator its number may stand for other samples.
         """
         if not self._is_assigned(shard):
             return iter(())
-        if self.codec.has_feedback:
-            return self._encode_with_feedback(shard, index, gradient.copy(), weight)
+        if self.codec.is_quantized:
+            return self._encode_late(shard, index, gradient.copy(), weight)
         if self.shared and find_codec(self.codec.codec.name).is_exact:
             encoded = self.codec.codec, gradient.view(np.uint8)
         else:
@@ -167,7 +167,7 @@ class Session:
             shard = self._dealt.get(message.shard)
             every = range(len(self._layout.blocks))
             pending = set(every)
-            if shard and shard.flush_residuals:
+            if shard and shard.in_bf16:
                 pending -= set(every if shard.missing_blocks is None else shard.missing_blocks)
             message = message.model_copy(update={"residual_norm": self.codec.compute_norm(pending)})
         yield self.make_frame(message, step)
@@ -218,17 +218,18 @@ class Session:
         restored = Admitted(self.rank, state)
         return [restored], [self.make_frame(proof, state.step)]
 
-    def _encode_with_feedback(
+    def _encode_late(
         self, shard: ShardAssignment, index: int, gradient: Float32, weight: int
     ) -> Iterator[Frame]:
-        """Encode a block with its residual, unless it counts no more, and yield its frames.
+        """Encode a block, unless it counts no more, and yield its frames.
 
-        A further shard in the same step is sent with what the first one dropped: once, like that.
+        Of one with a residual a further shard in the same step is sent with what the first one
+        dropped: once, like that.
         """
         if not self._is_assigned(shard):
             return
         encoded = self.codec.encode(
-            index, gradient, flush=shard.flush_residuals, batch=shard.global_batch_size
+            index, gradient, in_bf16=shard.in_bf16, batch=shard.global_batch_size
         )
         yield from self._split_into_frames(shard, index, *encoded, weight)
 

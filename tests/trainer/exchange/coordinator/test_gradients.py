@@ -43,7 +43,7 @@ def test_the_order_of_arrival_does_not_matter(codec: str, shards: list[Shard]):
     """Nor what was added before the others came: the bits are those of a sum in one go."""
     results: set[bytes] = set()
     for arrival in permutations(shards):
-        sums = GradientSum(LAYOUT, make_sender_codec(codec, LAYOUT), step=3, flush=False)
+        sums = GradientSum(LAYOUT, make_sender_codec(codec, LAYOUT), step=3)
         ledger = Ledger(1, shards)
         for shard in arrival:
             whole = [sums.add_frame(f) for f in frames(drawn(shard), shard, shard.size, codec)]
@@ -73,7 +73,7 @@ def test_a_sum_that_was_begun_is_the_same_when_workers_are_lost(codec: str):
     """F-DP-002: what came of a lost worker stays, and what it owes keeps its place in the order."""
     begun, random = 0, np.random.default_rng(0)
     for _ in range(50):
-        sums = GradientSum(LAYOUT, make_sender_codec(codec, LAYOUT), step=3, flush=False)
+        sums = GradientSum(LAYOUT, make_sender_codec(codec, LAYOUT), step=3)
         ledger = Ledger(1, [Shard(rank, rank, 8 * rank, 8 * rank + 8) for rank in range(5)])
         pending, free = ledger.initial_shards, 5
         while pending:
@@ -128,7 +128,7 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
     ]  # a step before this one made the memory
     del earlier
     tracemalloc.start()
-    sums = GradientSum(layout, agreed, step=3, flush=False, memory=memory)
+    sums = GradientSum(layout, agreed, step=3, memory=memory)
     for block in layout.blocks:
         for number in range(first, first + 4):
             encoded = agreed.codec.encode(values)
@@ -154,7 +154,7 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
 def test_averages_are_kept_as_they_are_sent(codec: str, gradients: float):
     layout = synthetic.layout(36 * 16000)
     agreed, random = make_sender_codec(codec, layout), np.random.default_rng(0)
-    sums = GradientSum(layout, agreed, step=3, flush=False)
+    sums = GradientSum(layout, agreed, step=3)
     kind, expected = MessageType.GRADIENT, np.empty(layout.size, np.float32)
     tracemalloc.start()
     for block in layout.blocks:

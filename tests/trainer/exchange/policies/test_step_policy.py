@@ -49,12 +49,23 @@ def test_outer_steps_begin_after_the_ordinary_ones() -> None:
         assert (made.clip_scale(step, 1e9) == 1) == (step >= 3), "inner steps clip"
 
 
+@pytest.mark.parametrize("settings", [{}, OUTER], ids=["every step", "outer steps"])
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "auto"])
-def test_residuals_are_of_lossy_codecs_alone(codec: str) -> None:
-    made = policy(exchange__codec=codec, checkpoint__every=3)
-    lossy = codec in ("int8", "int4", "auto")
-    assert made.codec.has_feedback == lossy
-    assert [made.residuals.has_residuals(step) for step in range(3)] == [False, False, lossy]
+def test_only_outer_steps_in_int4_have_residuals(codec: str, settings: dict[str, Any]) -> None:
+    made = policy(**{**settings, "exchange__codec": codec, "checkpoint__every": 3})
+    due = codec == "int4" and settings is OUTER
+    assert made.codec.has_feedback == due
+    assert [made.residuals.has_residuals(step) for step in range(3)] == [False, False, due]
+
+
+@pytest.mark.parametrize("codec", ["int8", "auto"])
+def test_second_moments_are_never_quantised(codec: str) -> None:
+    """A small one that became zero would divide a step."""
+    made = policy(**OUTER, exchange__codec=codec)
+    terms = [made.make_terms(step) for step in range(made.plan.total_steps)]
+    assert any(each.second_moments for each in terms)
+    assert all(each.in_bf16 for each in terms if each.second_moments)
+    assert [each.in_bf16 for each in terms[:2]] == [codec == "auto", True]
 
 
 def test_an_outer_step_moves_weights_by_the_mean_displacement() -> None:

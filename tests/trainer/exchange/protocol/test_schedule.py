@@ -36,14 +36,14 @@ def test_steps_win_over_epochs(max_steps: int | None, total: int):
 
 
 def test_checkpoints_validations_and_the_end_are_settled():
-    codec = {"exchange.codec": "int8"}
+    rounds = {"exchange.schedule": "rounds"}
     ends = {"checkpoint.every": 6, "training.evaluate_every": 5}
     between = {"exchange.flush_every": 4}
     for changes, flushed in (
-        ({**ends, "exchange.codec": "bf16"}, set(range(11))),
-        ({**ends, **codec}, {4, 5, 9, 10}),
-        ({**ends, **codec, **between}, {3, 4, 5, 7, 9, 10}),
-        ({"checkpoint.every": 100, **codec}, {10}),
+        ({**ends, "exchange.codec": "int8"}, set(range(11))),
+        ({**ends, **rounds}, {4, 5, 9, 10}),
+        ({**ends, **rounds, **between}, {3, 4, 5, 7, 9, 10}),
+        ({"checkpoint.every": 100, **rounds}, {10}),
     ):
         config = load_config("quickstart", {"training.evaluate_every": 0, **changes})
         plan = StepPlan(20, 8, 2, 11, 1, flush_periods(config))

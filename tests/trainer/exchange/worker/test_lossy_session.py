@@ -44,7 +44,7 @@ OWED = 5**0.5
 @pytest.fixture
 def session() -> Session:
     """Return a session that has its state and a shard."""
-    made = Session(join_request(1), LAYOUT, CODEC)
+    made = Session(join_request(1), LAYOUT, CODEC, rounds=True)
     state = TrainState.create(np.zeros(LAYOUT.size, np.float32))
     accepted = JoinAccepted(
         rank=1, generation=GENERATION, step=0, has_moments=False, heartbeat=0.5, lost_after=3.0
@@ -129,7 +129,7 @@ def test_a_shard_that_flushes_reports_only_what_it_cannot_send(session: Session)
     for blocks, rest in ((None, 0.0), ((1, 2), before), ((0,), 0.0)):
         number = 10 if blocks is None else 10 + len(blocks)
         flushing = SHARD.model_copy(
-            update={"shard": number, "missing_blocks": blocks, "flush_residuals": True}
+            update={"shard": number, "missing_blocks": blocks, "in_bf16": True}
         )
         session.receive_frame(flushing.to_frame(GENERATION))
         result = make_result_message(flushing, 1.0, 3, 3, 0.1)
