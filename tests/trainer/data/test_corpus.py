@@ -33,7 +33,7 @@ def test_an_earlier_corpus_is_replaced_and_other_files_never(tmp_path):
     write_shell_safety(folder, 20, 10, seed=0)
     assert (folder / "train.jsonl").read_bytes() == before
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="holds other files"):
+    with pytest.raises(InputError, match="contains other files"):
         write_shell_safety(folder, 20, 10, seed=0)
     assert (folder / "notes.txt").read_text() == "mine"
     with pytest.raises(InputError, match="is a file"):
