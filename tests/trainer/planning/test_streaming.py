@@ -218,4 +218,4 @@ def test_two_layers_and_a_row_are_the_least_and_the_remedy_is_true() -> None:
     assert chosen.option is None
     assert "one device streamed needs least" in chosen.runner_up
     assert "qlora" not in chosen.runner_up, "it is that already"
-    assert "take a device with more memory, or a smaller --length." in chosen.runner_up
+    assert "use a device with more memory, or a smaller --length." in chosen.runner_up
