@@ -101,8 +101,8 @@ def _suggest_remedy(options: Sequence[StrategyOption]) -> str:
         one = min(able, key=lambda option: option.seconds)
         need = f"{format_gib(one.memory.total)} of {format_gib(one.room)} GiB"
         return (
-            f"{one.title} would need {need}: use devices that hold all layers; in this version"
-            " only those of dense models are read at each use."
+            f"{one.title} would need {need}: use devices that hold all layers; of a mixture of"
+            " experts, CUDA devices and processors read them at each use."
         )
     least = min(options, key=lambda option: option.memory.total / option.room)
     ways = ["a device with more memory", "a smaller --length"]

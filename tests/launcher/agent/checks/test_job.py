@@ -238,7 +238,8 @@ def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
 ) -> None:
     """F-HET-002: what the launcher lets start there, the worker does not refuse."""
     folder = make_model(tmp_path)
-    config = load_config("quickstart", {"model.path": str(folder)})
+    changes = {"model.path": str(folder), "model.resident": "all"}
+    config = load_config("quickstart", changes)
     needed = plan_memory(folder, config, build_layout(folder, config), 1, recompute=True).total
     monkeypatch.setattr("launcher.agent.checks.memory.available_memory", lambda: 1 << 40)
     for spare, status in ((1, "ok"), (-(1 << 20), "fail")):
