@@ -64,6 +64,8 @@ class MemberSpec:
     """Seconds that a gated step rests before it waits, so that the others are done applying."""
     model: str | None = None
     """Folder of a model that trains; None for gradients out of thin air, of `elements`."""
+    group_tokens: int | None = None
+    """The most of micro-batches that run layer by layer together; None: by memory."""
 
     def as_coordinator(self) -> MemberSpec:
         """Return the spec of the coordinator of the same cluster."""
@@ -189,6 +191,8 @@ def work(spec: MemberSpec) -> None:
     else:
         replica = training.open_replica(Path(spec.model), config, of, spec.rank)
         samples = training.RandomSamples(spec.batch * spec.steps)
+        if spec.group_tokens is not None:
+            replica.split.group_tokens = spec.group_tokens
     gated = iter(range(spec.gated))
 
     def pass_gate() -> None:

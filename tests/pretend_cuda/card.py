@@ -6,6 +6,7 @@ device it
 - refuses an operation on tensors of both devices;
 - copies to page-locked memory later: until the host has waited for it, that memory holds NaN, and
   for ever if the copy's stream had not waited for what computes the values;
+  What the copy's own stream copies back from there later is as it should be;
 - copies from it later, too: until a stream or the host has waited for it, memory of the device
   holds NaN, and for ever if the copy's stream had not waited for what uses that memory; page-locked
   memory that is copied again before the host has waited is refused;
@@ -182,7 +183,9 @@ class Card(TorchDispatchMode):
     ) -> Tensor:
         """Return a copy of another dtype or on another device."""
         was_here = isinstance(source, OnCard)
-        made = aten._to_copy.default(_values(source), **settings)
+        comes = not was_here and device is not None and device.type == "cuda"
+        values = self.stream.read_memory(source) if comes else _values(source)
+        made = aten._to_copy.default(values, **settings)
         if was_here if device is None else device.type == "cuda":
             if not was_here and not non_blocking:
                 self.wait()
@@ -253,6 +256,12 @@ class _Copy:
         self._arrive()
         self.seen = True
 
+    def read(self, memory: Tensor) -> Tensor | None:
+        """Return what memory of the host will hold; None if the copy is not to it."""
+        if self._landed or self._to_device or _address(self._to) != _address(memory):
+            return None
+        return self._of.as_strided(memory.size(), memory.stride(), memory.storage_offset())
+
     def land_on_device(self) -> None:
         """Arrive for a stream that waits; memory of the host is not the device's to read."""
         if self._to_device:
@@ -288,6 +297,11 @@ class Stream:
     def knows(self, work: int) -> bool:
         """Return whether it has waited for so much work of the default stream."""
         return self.is_default or self._known >= work
+
+    def read_memory(self, memory: Tensor) -> Tensor:
+        """Return memory of the host as work of this stream finds it: after the copies before."""
+        found = (copy.read(memory) for copy in reversed(self.copies))
+        return next((values for values in found if values is not None), memory)
 
     def land(self) -> None:
         while self.copies:

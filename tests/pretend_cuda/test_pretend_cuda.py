@@ -40,6 +40,7 @@ FULL = {"method": "full"}
 NF4 = {"model.quantization": "nf4"}
 CLASSIFY = {"task": "classify"}
 DPO = {"task": "dpo"}
+RECOMPUTED = {"training.gradient_checkpointing": "on"}
 TAUGHT = FP32 | FULL | {"distillation.alpha": 0.7}
 
 WORKER = {"TorchReplica._make_results": 1, "_PinnedCopies.wait": 1}
@@ -71,7 +72,8 @@ CASES: dict[str, tuple[str, Mapping[str, Any], Mapping[str, int]]] = {
     "classifier": ("worker", FP32 | CLASSIFY, WORKER),
     "dpo": ("worker", FP32 | DPO, WORKER),
     "packed": ("worker", FP32 | {"training.pack": True}, WORKER),
-    "recomputed": ("worker", FP32 | {"training.gradient_checkpointing": "on"}, WORKER),
+    "recomputed": ("worker", FP32 | RECOMPUTED, WORKER),
+    "streamed": ("worker", FP32 | RECOMPUTED | {"model.resident": 0}, WORKER),
     "bf16": ("worker", BF16, WORKER),
     "fp16": ("worker", FP16, WORKER | SCALE),
     "script": ("script", {"training__precision": "fp32"}, SCRIPT),
@@ -96,7 +98,6 @@ CASES: dict[str, tuple[str, Mapping[str, Any], Mapping[str, int]]] = {
 """What runs, with which settings, and how often the host waits in a step, by who makes it wait."""
 
 
-RECOMPUTED = {"training.gradient_checkpointing": "on"}
 STREAMED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "lora": ("worker", FP32),
     "recomputed": ("worker", BF16 | {"model.dtype": "bfloat16"} | RECOMPUTED),

@@ -286,6 +286,8 @@ def _activation_terms(
         tokens=tokens,
         **layer.numbers,
     )
+    if training.waiting and not waits_on_host(training):
+        yield waiting_activations(shape, training, strategy)
     backward = activations.of_backward(shape, training, strategy)
     yield term(
         "gradients of activations",
@@ -303,6 +305,30 @@ def _activation_terms(
             tokens=tokens,
             **head.numbers,
         )
+
+
+def waits_on_host(training: TrainingSetup) -> bool:
+    """Return whether what waits of a group is in the memory of an accelerator's host."""
+    return not training.on_host and training.recompute == "full"
+
+
+def waiting_activations(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
+    """Return the bytes of a group's micro-batches that wait while another one is computed.
+
+    Those are the inputs of layers, or all that they keep if they are not computed again, and what
+    the last layer returns, whose place its gradient takes.
+    """
+    layer = activations.of_layer(shape, training, strategy)
+    row = activations.of_layer_input(shape, training, strategy).value
+    again = training.recompute == "full"
+    return term(
+        "activations of micro-batches that wait",
+        "tokens * (kept + input_bytes)",
+        OWN,
+        tokens=training.waiting,
+        kept=shape.layers * (row if again else layer.value),
+        input_bytes=row,
+    )
 
 
 def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:

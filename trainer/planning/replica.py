@@ -17,8 +17,8 @@ from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.devices import format_gib, size_text
-from trainer.planning.memory import plan_memory_by_part
-from trainer.planning.resident_layers import resolve_resident
+from trainer.planning.memory import plan_memory_by_part, waiting_activations, waits_on_host
+from trainer.planning.resident_layers import choose_group, resolve_resident
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
 from trainer.system.errors import DoesNotFitError, InputError
@@ -30,6 +30,12 @@ HEAP = 1.6
 for hidden 320, 1.13 for 135M weights; `benchmarks/memory.py --roomy`)."""
 BUSY_TOKENS = 4096
 """A micro-batch of this many tokens keeps a GPU busy."""
+GROUP_TOKENS = 4096
+"""Tokens of a group for which layers need not stay: with so many a processor of 1 TFLOP/s that
+reads NF4 at 0.07 GB/s waits for no read."""
+HOST_SHARE = 0.25
+"""Share of a host's free memory for the groups of one of its accelerators: there are others, and
+the base in the page cache."""
 USABLE = 0.9
 """Share of free memory that a plan may fill; the rest is fragmentation and libraries' own use."""
 
@@ -56,6 +62,11 @@ class MemoryPlan:
     """Layers are computed twice, and of their activations one layer's are there at a time."""
     resident: int | None = None
     """Layers whose frozen linears stay in memory; None: all, and no memory to read others into."""
+    per_waiting_token: int = 0
+    """For each token of the micro-batches that wait in a group, which runs layer by layer; 0: there
+    are no groups."""
+    waits_on_host: bool = False
+    """They wait in the memory of the device's host."""
 
     @property
     def fixed(self) -> int:
@@ -157,6 +168,10 @@ def plan_memory(
         sample_tokens=config.data.max_seq_len * config.rows_per_sample,
         recompute=recompute,
         resident=resident,
+        per_waiting_token=math.ceil(
+            waiting_activations(model, replace(training, waiting=1), Strategy()).value
+        ),
+        waits_on_host=waits_on_host(training),
     )
 
 
@@ -168,6 +183,55 @@ def can_stream(config: RunConfig, *, evaluates: bool = False) -> bool:
     """
     frozen = evaluates if config.method == "full" else not config.lora.use_dora
     return frozen and config.model.resident == "auto"
+
+
+def choose_streamed(
+    plan: Callable[[int | None], MemoryPlan], layers: int, config: RunConfig, usable: float
+) -> MemoryPlan:
+    """Return the plan of the resident layers with which a step reads least.
+
+    Args:
+        plan: as for `choose_resident`.
+        usable: bytes of the device that it may fill.
+    """
+
+    def fits(micros: int, some: MemoryPlan) -> bool:
+        waiting = 0 if some.waits_on_host else (micros - 1) * some.sample_tokens
+        return some.least + waiting * some.per_waiting_token <= usable
+
+    whole = plan(None)
+    if fits(1, whole):
+        return whole
+    most = min(config.training.batch_size, max(1, GROUP_TOKENS // whole.sample_tokens))
+    return choose_group(
+        lambda _, resident: plan(resident), layers, most, fits, lambda some: some.resident
+    )
+
+
+def peak_bytes(plan: MemoryPlan, config: RunConfig) -> int:
+    """Return the most bytes that a CPU replica has in use in a step."""
+    tokens = most_tokens(config)
+    most = plan.fixed + tokens * plan.per_token
+    if plan.resident is None:
+        return most
+    shard = config.training.batch_size * plan.sample_tokens
+    return most + max(0, shard - tokens) * plan.per_waiting_token
+
+
+def group_tokens(plan: MemoryPlan, available: int, micro: int) -> int:
+    """Return how many tokens run layer by layer together.
+
+    Args:
+        available: bytes where micro-batches wait.
+        micro: tokens of a micro-batch.
+    """
+    if not plan.per_waiting_token:
+        return micro
+    spare = available * HOST_SHARE
+    if not plan.waits_on_host:
+        spare = available * USABLE - plan.gradients - plan.state - plan.workspace
+        spare -= micro * plan.per_token
+    return micro + max(0, int(spare)) // plan.per_waiting_token
 
 
 def fitting_tokens(plan: MemoryPlan, available: int) -> int:

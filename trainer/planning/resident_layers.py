@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 Planned = TypeVar("Planned")
@@ -57,6 +58,31 @@ def choose_resident(
     # Each layer that stays takes memory, so those that fit come first.
     fitting = bisect.bisect_left(range(layers), True, key=lambda count: not fits(plan(count)))
     return plan(max(0, fitting - 1))
+
+
+def choose_group(
+    plan: Callable[[int, int | None], Planned],
+    layers: int,
+    most: int,
+    fits: Callable[[int, Planned], bool],
+    resident_of: Callable[[Planned], int | None],
+) -> Planned:
+    """Return the plan with which the micro-batches of a step read least.
+
+    A group of them reads each layer once, and takes memory in which layers could stay.
+
+    Args:
+        plan: as for `choose_resident`, of a number of micro-batches in a group.
+        most: micro-batches of a group.
+    """
+    tried: list[tuple[int, Planned]] = []
+    for micros in (most >> halvings for halvings in range(most.bit_length())):
+        found = choose_resident(partial(plan, micros), layers, partial(fits, micros))
+        resident = resident_of(found)
+        reads = -(-most // micros) * (layers - (layers if resident is None else resident))
+        if micros == 1 or fits(micros, found):
+            tried.append((reads, found))
+    return min(tried, key=lambda one: one[0])[1]
 
 
 def list_residents(workers: Iterable[Mapping[str, Any]]) -> list[str]:

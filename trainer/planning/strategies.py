@@ -170,6 +170,7 @@ def _plan_streamed(request: Request, strategy: Strategy, method: Method) -> Stra
             ],
             strategy,
             request.efficiency,
+            ROWS_EACH,
         )
         for pool in request.cluster.groups
     )

@@ -151,6 +151,8 @@ class TrainingSetup:
     """Learns preferences beside a frozen reference, whose forward runs too."""
     resident: int | None = None
     """Layers whose frozen linears stay in memory, the others are read at each use; None: all."""
+    waiting: int = 0
+    """Tokens of the other micro-batches of a group, which runs layer by layer."""
 
     @property
     def tokens(self) -> int:

@@ -1,9 +1,9 @@
 """Layers of a frozen base that are read at each use: from how many tokens on that costs nothing.
 
-A layer is read once in the forward and once in the backward of each micro-batch, beside the
-computing of the layer before. A layer of P weights of b bytes takes `b P / R` to read and `2 P B /
-F` to compute forward over B tokens, so reading hides from `b F / 2 R` tokens on, and in backward,
-with recomputation, from half of them.
+A layer is read once in the forward and once in the backward of a pass, which is a group of
+micro-batches, beside the computing of the layer before. A layer of P weights of b bytes takes
+`b P / R` to read and `2 P B / F` to compute forward over B tokens, so reading hides from
+`b F / 2 R` tokens on, and in backward, with recomputation, from half of them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainer.planning.devices import HostPool, LayerSource
-from trainer.planning.memory import MemoryParts, plan_memory_by_part
-from trainer.planning.replica import CPU_TOKENS, USABLE
-from trainer.planning.resident_layers import choose_resident, describe_residents
+from trainer.planning.memory import (
+    MemoryParts,
+    plan_memory_by_part,
+    waiting_activations,
+    waits_on_host,
+)
+from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE, USABLE
+from trainer.planning.resident_layers import choose_group, describe_residents
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import Strategy, TrainingSetup
@@ -36,17 +41,17 @@ class ReadingPlan:
     resident: int
     layers: int
     tokens: int
-    """Tokens of a micro-batch, for which each layer is read once a direction."""
+    """Tokens of a group of micro-batches, for which each layer is read once a direction."""
     read: float
     """Seconds to read all layers that do not stay."""
     forward: float
     """Seconds to compute a forward."""
     backward: float
-    """Seconds to compute the rest of a micro-batch."""
+    """Seconds to compute the rest of a pass."""
 
     @property
     def seconds(self) -> float:
-        """Seconds of a micro-batch."""
+        """Seconds of a pass."""
         return max(self.forward, self.read) + max(self.backward, self.read)
 
     @property
@@ -56,14 +61,14 @@ class ReadingPlan:
 
     @property
     def hidden_from(self) -> int:
-        """Tokens of a micro-batch from which reading costs nothing."""
+        """Tokens of a pass from which reading costs nothing."""
         return math.ceil(self.tokens * self.read / self.forward)
 
     def describe(self, more: str = "") -> str:
         """Return where layers are read, from how many tokens on that is free, and the bound.
 
         Args:
-            more: a setting that makes micro-batches so large, if one does.
+            more: a setting that makes passes so large, if one does.
         """
         text = f"{describe_residents(self.resident, self.layers)} from {self.source.text}"
         text += f"; free from {self.hidden_from:,} tokens a pass"
@@ -90,16 +95,17 @@ def plan_reading(
     """
     if training.resident is None:
         return None
-    forward = forward_flops_per_token(shape, training.length).value * training.tokens / flops
+    tokens = training.tokens + training.waiting
+    forward = forward_flops_per_token(shape, training.length).value * tokens / flops
     streamed = shape.layers - training.resident
     return ReadingPlan(
         source=source,
         resident=training.resident,
         layers=shape.layers,
-        tokens=training.tokens,
+        tokens=tokens,
         read=streamed * layer_bytes(shape, training) / source.rate,
         forward=forward,
-        backward=flops_per_token(shape, training).value * training.tokens / flops - forward,
+        backward=flops_per_token(shape, training).value * tokens / flops - forward,
     )
 
 
@@ -127,8 +133,6 @@ class WorkerPlan:
     layers: int
     refused: str
     """Why it cannot read layers, if it must."""
-    rows_to_hide: int = 0
-    """Rows of a micro-batch from which reading is free, if they fit; else 0."""
 
     @property
     def room(self) -> int:
@@ -153,8 +157,7 @@ class WorkerPlan:
         elif self.reading is None:
             text = describe_residents(resident, self.layers)
         else:
-            rows = self.rows_to_hide
-            text = self.reading.describe(f"training.micro_batch_size {rows}" if rows else "")
+            text = self.reading.describe()
         if self.rate is not None:
             text += f"; {self.rate * pool.count:,.3g} tokens/s"
         return f"{title}: {text}" + (f"; not yet: {self.refused}" if self.refused else "")
@@ -166,25 +169,33 @@ def plan_worker(
     trainings: Sequence[TrainingSetup],
     strategy: Strategy,
     efficiency: float,
+    rows: int,
 ) -> WorkerPlan:
     """Return the fastest plan of a worker that fits, else the one that needs least memory.
 
-    As many layers stay as fit beside one micro-batch.
-
     Args:
         trainings: settings to try, with all layers.
+        rows: of a step.
     """
     room = pool.device.memory * USABLE
+    host = (pool.main_memory or 0) * HOST_SHARE
 
     def make_plan(training: TrainingSetup) -> WorkerPlan:
-        def plan(resident: int | None) -> tuple[TrainingSetup, MemoryParts]:
-            tried = replace(training, resident=resident)
+        def plan(micros: int, resident: int | None) -> tuple[TrainingSetup, MemoryParts]:
+            waiting = 0 if resident is None else (micros - 1) * training.tokens
+            tried = replace(training, resident=resident, waiting=waiting)
             return tried, plan_memory_by_part(shape, tried, strategy)
 
-        def fits(one: tuple[TrainingSetup, MemoryParts]) -> bool:
-            return one[1].total <= room
+        def fits(_: int, one: tuple[TrainingSetup, MemoryParts]) -> bool:
+            tried, parts = one
+            waiting = 0.0
+            if waits_on_host(tried):
+                waiting = waiting_activations(shape, tried, strategy).value
+            return parts.total <= room and waiting <= host
 
-        chosen, memory = choose_resident(plan, shape.layers, fits)
+        most = max(1, min(rows * training.length, GROUP_TOKENS) // training.tokens)
+        most = 1 if pool.device.backend == "wgpu" else most
+        chosen, memory = choose_group(plan, shape.layers, most, fits, lambda one: one[0].resident)
         peak = speed_of(pool.device, chosen)
         rate = reading = None
         if peak is not None:
@@ -212,10 +223,7 @@ def plan_worker(
     if pool.device.is_processor:  # as `training.micro_batch_size: auto`
         most = max(CPU_TOKENS, min(one.training.tokens for one in fitting))
         usual = [one for one in fitting if one.training.tokens <= most]
-    best = max(usual, key=lambda one: (one.rate or 0.0, -one.memory.total))
-    hiding = [one for one in fitting if one.reading and one.reading.speed >= HIDDEN]
-    rows = min((one.training.rows for one in hiding), default=0)
-    return replace(best, rows_to_hide=rows)
+    return max(usual, key=lambda one: (one.rate or 0.0, -one.memory.total))
 
 
 def total_rate(workers: Sequence[WorkerPlan]) -> float | None:

@@ -221,6 +221,7 @@ def _star_load(
     steps: int,
 ) -> ExchangeLoad:
     inside = cluster.groups[0].inside
+    together = training.tokens + training.waiting  # a block is final at its layer's turn in these
     return ExchangeLoad(
         link=cluster.between or LinkRates(up=inside, down=inside),
         elements=trained_parameters(shape, training),
@@ -228,7 +229,7 @@ def _star_load(
         step_seconds=compute,
         total_steps=steps,
         remotes=cluster.hosts - 1,
-        microbatches=strategy.microbatches,
+        microbatches=max(1, strategy.microbatches * training.tokens // together),
     )
 
 

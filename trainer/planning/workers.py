@@ -22,9 +22,10 @@ from trainer.planning.replica import (
     BUSY_TOKENS,
     MemoryPlan,
     can_stream,
+    choose_streamed,
     plan_memory,
 )
-from trainer.planning.resident_layers import choose_resident, resolve_resident
+from trainer.planning.resident_layers import resolve_resident
 from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.system.backends import BACKENDS, Backend
@@ -114,7 +115,7 @@ class RunMemory:
         plan = partial(self._plan_worker, backend)
         if not self.may_stream:
             return plan(None)
-        return choose_resident(plan, self.model.layers, lambda some: some.least <= room)
+        return choose_streamed(plan, self.model.layers, self.config, room)
 
     @property
     def may_stream(self) -> bool:

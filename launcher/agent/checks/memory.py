@@ -22,7 +22,13 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
 from trainer.planning.device_models import DeviceModel, find_device
 from trainer.planning.devices import PCIE, HostPool, LayerSource
-from trainer.planning.replica import MemoryPlan, busy_tokens, most_tokens, training_of
+from trainer.planning.replica import (
+    MemoryPlan,
+    busy_tokens,
+    group_tokens,
+    most_tokens,
+    training_of,
+)
 from trainer.planning.resident_layers import describe_residents
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import TrainingSetup
@@ -166,19 +172,21 @@ def check_layers(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
     speeds: list[float] = []
     if on_host:
         assert main.planned is not None
-        training = _training_of_worker(plan, config, main.planned, accelerator=False)
+        each = None if main.available is None else (main.available - main.others) / main.workers
+        training = _training_of_worker(plan, config, main.planned, each, accelerator=False)
         flops = measure_products()
         source = LayerSource(name="the disk", rate=read / main.workers)
         plan_passes = partial(plan_reading, memory.model, flops=flops / main.workers, source=source)
         reading, least = plan_passes(training), plan_passes(replace(training, resident=0))
         assert reading is not None
         assert least is not None
-        more = _suggest_rows(plan, config, memory, main, least.hidden_from)
+        more = _suggest_batch(plan, memory, main, least.hidden_from)
         lines.append(f"{reading.describe(more)}; products at {flops / 1e9:.3g} GFLOP/s")
         speeds.append(reading.speed)
     for name, pool, planned in cards:
         assert planned.resident is not None
-        training = _training_of_worker(plan, config, planned, accelerator=True)
+        free = main.available if planned.waits_on_host else pool.device.memory
+        training = _training_of_worker(plan, config, planned, free, accelerator=True)
         peak = speed_of(pool.device, training)
         if peak is None:
             lines.append(f"{name}: {describe_residents(planned.resident, memory.model.layers)}")
@@ -217,27 +225,36 @@ def _find_reading_cards(
 
 
 def _training_of_worker(
-    plan: LaunchPlan, config: RunConfig, planned: MemoryPlan, *, accelerator: bool
+    plan: LaunchPlan,
+    config: RunConfig,
+    planned: MemoryPlan,
+    available: float | None,
+    *,
+    accelerator: bool,
 ) -> TrainingSetup:
-    """Return a worker's micro-batch, of its share of a batch at most."""
+    """Return a worker's micro-batch and what waits beside it, of its share of a batch at most.
+
+    Args:
+        available: bytes where it waits, before the base is loaded if it is there; None: unknown.
+    """
     training = training_of(config, accelerator=accelerator, recompute=planned.recompute)
     share = config.training.batch_size * training.rows // len(plan.workers)
     most = busy_tokens(config, accelerator=True) if accelerator else most_tokens(config)
     rows = max(1, min(share, most // training.length))
-    return replace(training, resident=planned.resident, rows=rows)
+    training = replace(training, resident=planned.resident, rows=rows)
+    loaded = 0 if planned.waits_on_host else planned.frozen + planned.trainable
+    group = group_tokens(planned, int(available or 0) - loaded, training.tokens)
+    waiting = min(share * training.length, group) - training.tokens
+    return replace(training, waiting=max(0, waiting // training.tokens * training.tokens))
 
 
-def _suggest_rows(
-    plan: LaunchPlan, config: RunConfig, memory: RunMemory, main: _MainMemory, tokens: int
-) -> str:
-    """Return the settings that make micro-batches of so many tokens; empty if they do not fit."""
+def _suggest_batch(plan: LaunchPlan, memory: RunMemory, main: _MainMemory, tokens: int) -> str:
+    """Return the batch that has passes of so many tokens; empty if they have no memory."""
     emptiest = memory.plan_worker("cpu", 0)  # no layer stays
     samples = -(-tokens // emptiest.sample_tokens)
-    needed = emptiest.fixed + samples * emptiest.sample_tokens * emptiest.per_token
+    waiting = (samples - 1) * emptiest.sample_tokens * emptiest.per_waiting_token
+    room = math.inf
     if main.available is not None:
         room = Room(main.available, "cpu").usable - main.others
-        if needed * main.workers > room:
-            return ""
-    batch = samples * len(plan.workers)
-    more = f" with training.batch_size {batch}" if batch > config.training.batch_size else ""
-    return f"training.micro_batch_size {samples}{more}"
+    fits = (emptiest.least + waiting) * main.workers <= room
+    return f"training.batch_size {samples * len(plan.workers)}" if fits else ""

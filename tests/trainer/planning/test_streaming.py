@@ -26,6 +26,7 @@ from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, list_options
 from trainer.planning.strategy import AUTOCAST, TrainingSetup
 from trainer.planning.streaming import ReadingPlan, WorkerPlan, plan_reading
+from trainer.planning.time import plan_time
 
 LENGTH = 512
 """Tokens of a row: the arithmetic counts no scores of attention, which grow with it."""
@@ -199,11 +200,37 @@ def test_a_processor_with_little_memory_reads_layers_now() -> None:
     assert worker.training.tokens <= CPU_TOKENS, "as micro-batches are by default"
 
 
-def test_larger_micro_batches_are_advised_where_they_fit() -> None:
-    request = request_of("llama-3.3-70b", parse_cluster("CPU28-24GB, 0.2GB/s disk"))
-    (worker,) = streamed_option(replace(request, length=256)).workers
-    said = worker.describe()
-    assert "move the model to NVMe, or training.micro_batch_size 8; " in said
+@pytest.mark.parametrize(
+    ("shape", "text", "tokens"),
+    [
+        ("llama-3.3-70b", "CPU28-24GB, 0.2GB/s disk", 8 * LENGTH),
+        ("qwen3-32b", "RTX4090 64GB", 8 * LENGTH),  # they wait in the host's memory
+        ("qwen3-32b", "RTX4090", LENGTH),  # of which nothing is known
+        ("qwen3-32b", "RTX4090 2GB RAM, 3GB/s disk", 2 * LENGTH),
+    ],
+)
+def test_a_pass_has_the_micro_batches_of_a_step_where_they_can_wait(
+    shape: str, text: str, tokens: int
+) -> None:
+    request = replace(request_of(shape, parse_cluster(text)), recompute=True)
+    (worker,) = streamed_option(request).workers
+    assert worker.reading is not None
+    assert worker.reading.tokens == tokens
+    assert worker.memory.total <= worker.room
+    waits = [part.name for part in worker.memory.activations if "that wait" in part.name]
+    assert bool(waits) == worker.pool.device.is_processor
+
+
+def test_a_group_hides_the_exchange_behind_its_whole_backward() -> None:
+    shape, cluster = "llama-3.3-70b", parse_cluster("a: CPU28-24GB; b: CPU28-24GB; 0.1gbit")
+    option = streamed_option(request_of(shape, cluster))
+    exposed: list[float] = []
+    for training in (option.training, replace(option.training, waiting=0)):
+        spread = replace(option.strategy, codec="fp32")
+        found = plan_time(NAMED[shape], training, spread, cluster, total_tokens=1e9, rate=20.0)
+        assert found is not None
+        exposed.append(found.exposed.value)
+    assert exposed[0] < exposed[1] / 2
 
 
 def test_what_fits_is_not_read_at_each_use_and_what_trains_whole_neither() -> None:

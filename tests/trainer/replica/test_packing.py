@@ -62,8 +62,8 @@ def test_packing_changes_neither_loss_nor_gradient(
     plain, _ = tiny.start(folder, **settings)
     packed, _ = tiny.start(folder, **settings, training__pack=True)
     expected, theirs, _ = gradient(plain, batch)
-    for limit in (packed.limit, MicroBatchLimit(1, 1000), MicroBatchLimit(100, 128)):
-        packed.limit = limit
+    for limit in (packed.split.limit, MicroBatchLimit(1, 1000), MicroBatchLimit(100, 128)):
+        packed.split.limit = limit
         found, mine, _ = gradient(packed, batch)
         assert relative(found, expected) < 1e-6
         assert mine.loss_sum == pytest.approx(theirs.loss_sum, rel=1e-6)
@@ -96,7 +96,7 @@ def test_rows_are_fewer(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         return forward(model, **arguments)
 
     monkeypatch.setattr(Backbone, "forward", watched)
-    replica.limit = MicroBatchLimit(100, 10_000)
+    replica.split.limit = MicroBatchLimit(100, 10_000)
     replica.evaluate(batch)
     ((rows, width),) = shapes
     tokens = sum(len(sample.input_ids) for sample in batch)

@@ -232,7 +232,7 @@ def _choose_layers(
         asked,
         str(device),
         plan,
-        lambda some: some.total <= free * USABLE,
+        lambda layers: choose_resident(plan, layers, lambda some: some.total <= free * USABLE),
         name="--resident",
         why=None,
     )

@@ -77,7 +77,7 @@ class ScriptReplica:
                     if is_last:
                         if checks.read_random_state(self._device) != self._random:
                             checks.refuse_draws(self._model)
-                        self._gradients.mark_last_backward()
+                        self._gradients.mark_backward(last=True)
                     loss.backward()
             return float(sum(losses))
 

@@ -159,6 +159,10 @@ class MicroBatch:
     """Soft targets of the target tokens, row by row."""
     targets: Targets | None = None
     """Targets of a language model, on the device; `to` finds them."""
+    hidden: Tensor | None = None
+    """`[B, T, D]` behind the last layer, where the layers have run; the last norm follows."""
+    reference: Tensor | None = None
+    """Log-probabilities of each row's targets of pairs by the reference, fp64 `[B]`."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same on another device, for which the host does not wait."""

@@ -144,16 +144,12 @@ class Backbone(nn.Module):
         """
         assert not use_cache, "keys and values are kept in `cache`"
         hidden = input_ids if self.embed_tokens is None else self.embed_tokens(input_ids)
-        places = position_ids
-        if places is None:
-            places = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         mask = None
         if cache is not None:
             cache.advance(position_ids, input_ids.shape[1])
         elif position_ids is not None:
-            mask = _within_samples(position_ids)
-        angles = places[..., None].float() * self._turns
-        rotation = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
+            mask = within_samples(position_ids)
+        rotation = self.compute_rotation(position_ids, hidden)
         for number, layer in enumerate(self.layers):
             if self.recompute and torch.is_grad_enabled():
                 hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
@@ -161,6 +157,13 @@ class Backbone(nn.Module):
                 attend = None if cache is None else partial(cache.attend, number)
                 hidden = layer(hidden, rotation, mask, attend)
         return Hidden(hidden if self.norm is None else self.norm(hidden))
+
+    def compute_rotation(self, positions: Tensor | None, hidden: Tensor) -> Rotation:
+        """Return the rotation of hidden states `[B, T, D]` whose tokens have these positions."""
+        if positions is None:
+            positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        angles = positions[..., None].float() * self._turns
+        return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
 
 
 class Layer(nn.Module):
@@ -279,7 +282,7 @@ def _apply_rotation(heads: Tensor, rotation: Rotation | None) -> Tensor:
     return heads * cosines + torch.cat((-second, first), -1) * sines
 
 
-def _within_samples(positions: Tensor) -> Tensor:
+def within_samples(positions: Tensor) -> Tensor:
     """Return bool `[B, 1, T, T]`: each token sees itself and those before it in its sample."""
     sample = (positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1).cumsum(1)
     same = sample[:, :, None] == sample[:, None, :]

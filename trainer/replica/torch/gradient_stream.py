@@ -68,9 +68,9 @@ class GradientStream:
             self.flat.zero_()
         self._missing = [len(block.parameters) for block in self._layout.blocks]
 
-    def mark_last_backward(self) -> None:
-        """Say that the next backward is the last: what it finishes is final, and may leave."""
-        self._armed = self._on_block is not None
+    def mark_backward(self, *, last: bool) -> None:
+        """Say whether the next backward is the last one: what it finishes is final then."""
+        self._armed = last and self._on_block is not None
 
     def _bind_gradients(self) -> None:
         """Make the parameters' gradients views of `flat`."""

@@ -110,6 +110,8 @@ def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
     without a mask SDPA takes its fast causal kernels. Where positions restart, transformers itself
     separates the samples of a row.
     """
+    if batch.hidden is not None:
+        return find_backbone(model).norm(batch.hidden)
     return last_hidden(model, batch.input_ids, batch.positions)
 
 

@@ -11,7 +11,7 @@ long its answers are, so that losses and gradients of shares add up.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,20 +31,26 @@ def pair_losses(
     autocast: torch.autocast,
     beta: float,
     shape: Logits = PLAIN,
-    reference: AbstractContextManager[None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss summed over P pairs, `[]`, and the rewards `[2, P]` without a gradient.
 
     Args:
-        batch: P rows of chosen answers, and behind them those of the rejected ones.
+        batch: P rows of chosen answers, and behind them those of the rejected ones, with what the
+            reference finds of each.
         shape: what becomes of the head's product.
-        reference: makes the model the reference while it is entered; None: the base.
     """
-    with torch.no_grad(), reference or disable_adapters(model):
-        known = _log_likelihoods(model, batch, autocast, shape)
-    ratios = _log_likelihoods(model, batch, autocast, shape) - known
+    assert batch.reference is not None
+    ratios = sum_likelihoods(model, batch, autocast, shape) - batch.reference
     rewards = beta * ratios.view(2, -1)
     return -F.logsigmoid(rewards[0] - rewards[1]).sum(), rewards.detach()
+
+
+@contextmanager
+def enter_reference(model: Any, weights: Tensor, values: Tensor | None) -> Iterator[None]:
+    """Let a model be what it is compared with: its base, or its weights with other values."""
+    other = disable_adapters(model) if values is None else replace_values(weights, values)
+    with torch.no_grad(), other:
+        yield
 
 
 @contextmanager
@@ -58,7 +64,7 @@ def replace_values(weights: Tensor, values: Tensor) -> Iterator[None]:
         weights.copy_(own)
 
 
-def _log_likelihoods(
+def sum_likelihoods(
     model: Any, batch: MicroBatch, autocast: torch.autocast, shape: Logits
 ) -> Tensor:
     """Return the log-probability of each row's target tokens together, fp64 `[B]`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,26 +21,24 @@ from trainer.model.layout import GradientLayout, read_headers
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import (
-    CPU_TOKENS,
     busy_tokens,
     check_fits,
-    fitting_tokens,
-    most_tokens,
+    peak_bytes,
     plan_memory,
     suggest_smaller,
 )
 from trainer.planning.resident_layers import describe_residents
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.continuation import Until
-from trainer.replica.microbatch import MicroBatchLimit, pack_rows, split_by_length
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch import objective
-from trainer.replica.torch.batch import MicroBatch, collate
+from trainer.replica.torch.batch import MicroBatch
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.device import available_bytes, spare_memory, usable_device
 from trainer.replica.torch.generator import generator_of
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.kd_loss import KDWeights, Sums
+from trainer.replica.torch.layer_major import LayerMajorOrder, run_in_turn
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import (
     compile_layers,
@@ -50,28 +49,23 @@ from trainer.replica.torch.model import (
     write_weights,
 )
 from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, make_autocast
-from trainer.replica.torch.preference import pair_losses, replace_values
+from trainer.replica.torch.preference import enter_reference, pair_losses, sum_likelihoods
 from trainer.replica.torch.processors import Processors, SpeedWatch
 from trainer.replica.torch.recomputation import import_checkpoint, needs_recomputation
 from trainer.replica.torch.residence import plan_residents
-from trainer.system.errors import DoesNotFitError, is_out_of_memory
+from trainer.replica.torch.shard_split import ShardSplit
+from trainer.system.errors import is_out_of_memory
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
 log = logging.getLogger(__name__)
 
-_UNBOUNDED = 1 << 62
 _BATCH = 32
 """The most prompts that are continued together."""
 _Result = TypeVar("_Result")
 _Part = tuple[Sequence["Encoded"], KDWeights | None]
 """Samples of a step, and how they learn from a teacher."""
-
-
-def _count_tokens(sample: Encoded) -> int:
-    """Return the tokens that a sample takes in a micro-batch: of a pair its longer row's, twice."""
-    return len(sample.answers) * max(len(row.input_ids) for row in sample.answers)
 
 
 class TorchReplica:
@@ -151,8 +145,7 @@ class TorchReplica:
             config, self._plan.resident, recompute=recompute, evaluates=evaluates
         )
         check_fits(self._plan, free, device, smaller)
-        most = self._plan.fixed + most_tokens(config) * self._plan.per_token
-        spare_memory(self._device, most, free)
+        spare_memory(self._device, peak_bytes(self._plan, config), free)
         model = load_model(model_dir, config, self._device, resident=self._plan.resident)
         freeze_a(model, model_dir, config)
         if recompute:
@@ -172,9 +165,12 @@ class TorchReplica:
         self._class_loss = made, config.training.label_smoothing
         self._logits = logits_settings(read_config(model_dir))
         self._scale = LossScale(config, self._device, SCALE_OF_SUM)
-        self.limit = self._first_limit()
-        """The limit of a micro-batch; shrinks if the device runs out of memory."""
-        self._tried = (0, 0)  # samples and tokens of the micro-batch in flight
+        self.split = ShardSplit(config, self._plan, self._device)
+        """The sizes of micro-batches and groups."""
+        self._run_layers = run_in_turn
+        if self._plan.resident is not None:
+            order = LayerMajorOrder(self._model.model, self._autocast, recompute=recompute)
+            self._run_layers = order.run
 
     def compile_layers(self) -> None:
         """Compile the layers by torch.compile: the first steps wait for it, later ones are faster.
@@ -337,13 +333,13 @@ class TorchReplica:
             sums = torch.zeros(len(parts), 3, dtype=torch.float64, device=self._device)
             weights, scale = [0] * len(parts), self._scale.value
             for number, (batch, mix) in enumerate(parts):
-                for micro, is_last in self._micro_batches(batch, mix):
-                    if is_last and number == final and not self._scale.on:
-                        gradients.mark_last_backward()
-                    found, count, _ = self._compute_loss(micro, mix, *self._class_loss)
-                    (found.loss * scale if self._scale.on else found.loss).backward()
-                    sums[number] += torch.stack([part.detach() for part in found])
-                    weights[number] += count
+                leaves = number == final and not self._scale.on
+                for group, is_last in self.split.iterate_groups(batch, soft=mix is not None):
+                    for micro in self._run_group(group, last=leaves and is_last):
+                        found, count, _ = self._compute_loss(micro, mix, *self._class_loss)
+                        (found.loss * scale if self._scale.on else found.loss).backward()
+                        sums[number] += torch.stack([part.detach() for part in found])
+                        weights[number] += count
             if self._scale.unscale_gradients([gradients.flat], sums):
                 if of_classes := self._config.training.class_weights:
                     batch = parts[0][0]
@@ -356,7 +352,8 @@ class TorchReplica:
         rewards = torch.zeros(3, dtype=torch.float64, device=self._device)
         sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         weight = 0
-        for micro, _ in self._micro_batches(batch, None):
+        groups = self.split.iterate_groups(batch)
+        for micro in (one for group, _ in groups for one in self._run_group(group)):
             found, count, logits = self._compute_loss(micro, None)
             sums += torch.stack(found)
             weight += count
@@ -379,14 +376,8 @@ class TorchReplica:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                smaller = self.limit.halve_limit(*self._tried)
-                if smaller is None:
-                    raise DoesNotFitError(
-                        f"{self.device}: one sample of {self._tried[1]} tokens does not fit; lower"
-                        " data.max_seq_len or set model.quantization nf4"
-                    ) from None
             # Outside the handler: its traceback keeps the activations alive.
-            self.limit = smaller
+            self.split.shrink()
             torch.cuda.empty_cache()
 
     def _compute_loss(
@@ -407,42 +398,30 @@ class TorchReplica:
             return Sums(loss, loss, torch.zeros_like(loss)), len(logits), logits
         if self._config.task == "dpo":
             beta = self._config.dpo.beta
-            kept = self._reference
-            reference = None if kept is None else replace_values(self._weights, kept)
-            loss, rewards = pair_losses(
-                self._model, micro, self._autocast, beta, self._logits, reference
-            )
+            loss, rewards = pair_losses(self._model, micro, self._autocast, beta, self._logits)
             return Sums(loss, loss, torch.zeros_like(loss)), rewards.shape[1], rewards
         found = objective.language_loss(self._model, micro, self._autocast, mix, shape=self._logits)
         return *found, None
 
-    def _micro_batches(
-        self, batch: Sequence[Encoded], mix: KDWeights | None
-    ) -> Iterator[tuple[MicroBatch, bool]]:
-        """Yield each micro-batch on the device, and whether it is the last."""
-        sizes = [_count_tokens(sample) for sample in batch]
-        rows = self._split_rows(sizes)
-        lengths = [sum(sizes[index] for index in row) for row in rows]
-        groups = split_by_length(lengths, self.limit)
-        for number, group in enumerate(groups, start=1):
-            samples = [[batch[index] for index in rows[row]] for row in group]
-            count = sum(map(len, samples))
-            samples += [[pair.rejected] for (*_, pair) in samples if pair.rejected is not None]
-            micro = collate(samples, soft=mix is not None)
-            self._tried = count, micro.input_ids.numel()
-            yield micro.to(self._device), number == len(groups)
+    def _run_group(
+        self, group: Sequence[MicroBatch], *, last: bool = False
+    ) -> Iterator[MicroBatch]:
+        """Return the micro-batches of a group for their losses: in which order layers run is done.
 
-    def _split_rows(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the samples of each row: one, or as many as fit `data.max_seq_len`."""
-        if not self._config.training.pack:
-            return [[index] for index in range(len(lengths))]
-        return pack_rows(lengths, min(self._config.data.max_seq_len, self.limit.tokens))
+        Args:
+            last: no other group has a backward.
+        """
 
-    def _first_limit(self) -> MicroBatchLimit:
-        wanted = self._config.training.micro_batch_size
-        if wanted != "auto":
-            return MicroBatchLimit(wanted, _UNBOUNDED)
-        tokens = fitting_tokens(self._plan, available_bytes(self._device))
-        if self._device.type == "cpu":
-            tokens = min(tokens, CPU_TOKENS)
-        return MicroBatchLimit(_UNBOUNDED, tokens)
+        def mark_backward(is_last: bool) -> None:
+            if last:
+                self._open_stream().mark_backward(last=is_last)
+
+        if self._config.task == "dpo":
+            with enter_reference(self._model, self._weights, self._reference):
+                known = [
+                    sum_likelihoods(self._model, micro, self._autocast, self._logits)
+                    for micro in self._run_layers(group, mark_backward)
+                ]
+            pairs = zip(group, known, strict=True)
+            group = [replace(micro, reference=each) for micro, each in pairs]
+        return self._run_layers(group, mark_backward)

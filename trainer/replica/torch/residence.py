@@ -16,7 +16,7 @@ from trainer.model.safetensors_headers import read_config
 from trainer.planning.devices import format_gib
 from trainer.planning.forward import ForwardPlan, ForwardSize, plan_forward, used_setup
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import USABLE, MemoryPlan, can_stream, fits_device
+from trainer.planning.replica import USABLE, MemoryPlan, can_stream, choose_streamed
 from trainer.planning.resident_layers import choose_resident
 from trainer.planning.strategy import TrainingSetup
 from trainer.replica.torch.device import available_bytes, spare_memory
@@ -38,7 +38,7 @@ def choose_residents(
     asked: Resident,
     device: str,
     plan: Callable[[int | None], _Plan],
-    fits: Callable[[_Plan], bool],
+    choose: Callable[[int], _Plan],
     *,
     name: str,
     why: str | None,
@@ -47,7 +47,7 @@ def choose_residents(
 
     Args:
         plan: returns that of a number of resident layers; None: all.
-        fits: decides where `auto` is asked.
+        choose: returns the plan of so many layers where `auto` is asked.
         name: the setting or option, in errors.
         why: this model keeps all layers; None if it need not.
 
@@ -62,7 +62,7 @@ def choose_residents(
     elif asked == "all" or why:
         found = plan(None)
     else:
-        found = choose_resident(plan, layers, fits)
+        found = choose(layers)
     if found.resident is not None:
         log.info(
             "%s: %d of %d layers stay in memory, %d are read from %s at each use",
@@ -110,7 +110,7 @@ def plan_residents(
         asked if isinstance(asked, int) or can_stream(config, evaluates=evaluates) else "all",
         device,
         plan,
-        lambda some: fits_device(some, available, some.sample_tokens),
+        lambda layers: choose_streamed(plan, layers, config, available * USABLE),
         name="--resident" if evaluates else "model.resident",
         why=_explain_whole(model_dir, config),
     )
@@ -168,12 +168,15 @@ def plan_answers(
         size = ForwardSize(rows * length, length, rows * length)
         return plan_forward(shape, setup, size, resident, accelerator=cuda)
 
+    def plan_batch(resident: int | None) -> ForwardPlan:
+        return plan(resident, 1 if resident is None else batch)
+
     chosen = choose_residents(
         model_dir,
         asked,
         str(device),
-        lambda resident: plan(resident, 1 if resident is None else batch),
-        lambda some: some.total <= usable,
+        plan_batch,
+        lambda layers: choose_resident(plan_batch, layers, lambda some: some.total <= usable),
         name="--resident",
         why=None,
     ).resident

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -16,8 +17,11 @@ from tests.covering import covering
 from tests.trainer.replica.driving import gradient, taught, train
 from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.model.layout import build_layout
+from trainer.model.safetensors_headers import read_headers
+from trainer.planning.model_config import read_shape
+from trainer.planning.replica import MemoryPlan, choose_streamed, plan_memory
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch import loader
+from trainer.replica.torch import loader, objective
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding, StreamedLinear
@@ -61,7 +65,11 @@ CASES = [
     ("qwen3", "dpo", "nf4", 0),
     ("llama", "classify", "nf4 of bf16", 2),
 ]
-WAYS = covering((*case, recompute) for case in CASES for recompute in (True, False))
+GROUPS = {"all": 1 << 30, "two": 2 * 2 * 40, "one": 0}
+"""Most tokens of a group; a micro-batch has at most two rows of 40 tokens, of a pair four of 60."""
+WAYS = covering(
+    (*case, recompute, group) for case in CASES for recompute in (True, False) for group in GROUPS
+)
 
 
 def feed_of(replica: TorchReplica | TorchGenerator) -> Any:
@@ -72,10 +80,11 @@ def feed_of(replica: TorchReplica | TorchGenerator) -> Any:
     return stream.feed
 
 
-@pytest.mark.parametrize(("family", "task", "form", "resident", "recompute"), WAYS)
+@pytest.mark.parametrize(("family", "task", "form", "resident", "recompute", "group"), WAYS)
 def test_losses_gradients_and_weights_are_those_of_the_resident_run(
-    tiny: Tiny, family: str, task: str, form: str, resident: int, recompute: bool
+    tiny: Tiny, family: str, task: str, form: str, resident: int, recompute: bool, group: str
 ) -> None:
+    """The resident run has three micro-batches, one after the other."""
     dtype, stored = FORMATS[form]
     folder = tiny.model(family, dtype=dtype, num_hidden_layers=LAYERS)
     settings: dict[str, Any] = TASKS[task] | stored
@@ -85,6 +94,7 @@ def test_losses_gradients_and_weights_are_those_of_the_resident_run(
     batch = taught(batch) if task == "distillation" else batch
     whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
     replica, weights = tiny.start(folder, **settings, model__resident=resident)
+    replica.split.group_tokens = GROUPS[group]
     assert train(replica, weights, batch) == whole
     feed = feed_of(replica)
     assert feed.slot_bytes == 2 * feed._weights.span_bytes
@@ -131,6 +141,85 @@ def test_no_layer_is_read_twice_in_one_direction(tiny: Tiny) -> None:
     # At each turn both slots still have the layers that are needed first.
     assert first == LAYERS + LAYERS - 2
     assert feed_of(replica).reads - first == 2 * (LAYERS - 2)
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "dpo"])
+def test_a_group_reads_a_layer_once_in_each_direction(tiny: Tiny, task: str) -> None:
+    """And blocks of gradients leave at their layer's turn, in the first half of backward, too."""
+    folder = tiny.model(num_hidden_layers=2 * LAYERS)
+    replica, _ = tiny.start(folder, task=task, model__resident=0, training__micro_batch_size=2)
+    batch, feed = tiny.batch(6, task), feed_of(replica)
+    kept = replica.split.group_tokens
+    reads: dict[int, int] = {}
+    sent: list[int] = []
+    replica.forward_backward(batch, lambda *_: None)
+    for tokens in (kept, 0):
+        replica.split.group_tokens, before = tokens, feed.reads
+        sent.clear()
+        replica.forward_backward(batch, lambda *_: sent.append(feed.reads))
+        reads[tokens] = feed.reads - before
+        assert sent[0] < feed.reads - LAYERS
+    # At each turn both slots still have the layers that are needed first.
+    forward_of_reference = 2 * LAYERS if task == "dpo" else 0
+    assert reads[kept] == 2 * (2 * LAYERS - 2) + forward_of_reference
+    assert reads[0] == 3 * reads[kept]
+
+
+@pytest.mark.parametrize("layers", [3, 5])
+def test_what_waits_in_a_group_is_planned(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
+    """At the first loss: inputs of layers, and what the last one returned."""
+    folder = tiny.model(num_hidden_layers=layers)
+    settings: dict[str, Any] = {"task": "causal-lm", "training__gradient_checkpointing": True}
+    settings |= {"training__micro_batch_size": 2}
+    replica, _ = tiny.start(folder, **settings, model__resident=0)
+    sample = tiny.batch(1, "causal-lm")[0]
+    found: list[int] = []
+    computed = objective.language_loss
+
+    def count_first(model: Any, micro: Any, *given: Any, **more: Any) -> Any:
+        hidden = {
+            each.untyped_storage().data_ptr(): each.nbytes
+            for each in gc.get_objects()
+            if type(each) is torch.Tensor and each.shape == micro.hidden.shape
+        }
+        found.append(sum(hidden.values()))
+        return computed(model, micro, *given, **more)
+
+    monkeypatch.setattr(objective, "language_loss", count_first)
+    for samples in (2, 8):
+        gradient(replica, [sample] * samples)
+    alone, group = found[0], found[1]
+    waiting = 6 * len(sample.input_ids)
+    assert group - alone == waiting * replica._plan.per_waiting_token
+
+
+def test_memory_is_for_a_group_before_it_is_for_layers(tiny: Tiny) -> None:
+    """With a batch of one sample six layers stay; with four a step reads less with fewer."""
+    layers = 12
+    folder = tiny.model(num_hidden_layers=layers)
+    kept: dict[int, int | None] = {}
+    for samples in (1, 4):
+        own = {"training__batch_size": samples, "data__max_seq_len": 16}
+        config = tiny.config(folder, task="causal-lm", **own)
+        layout = build_layout(folder, config)
+
+        def plan(resident: int | None, config: Any = config, layout: Any = layout) -> MemoryPlan:
+            return plan_memory(
+                *(read_shape(folder), read_headers(folder), layout, config),
+                accelerator=False,
+                recompute=True,
+                resident=resident,
+            )
+
+        usable = (plan(6).least + plan(7).least) // 2
+        found = choose_streamed(plan, layers, config, usable)
+        kept[samples] = found.resident
+        assert found.least + 16 * (samples - 1) * found.per_waiting_token <= usable
+    assert kept[1] == 6
+    assert kept[4] is not None
+    assert kept[4] < 6
 
 
 def test_backward_keeps_no_streamed_weight(tiny: Tiny) -> None:
@@ -193,6 +282,7 @@ def test_memory_decides_how_many_layers_stay(
     caplog.set_level("INFO")
     folder = tiny.model(num_hidden_layers=LAYERS)
     settings: dict[str, Any] = {"task": "causal-lm", "data__max_seq_len": 64}
+    settings["training__batch_size"] = 1
     whole, _ = tiny.start(folder, **settings)
     batch = tiny.batch(2, "causal-lm")
     least, found = whole._plan.least, gradient(whole, batch)[0]

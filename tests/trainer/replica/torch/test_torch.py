@@ -65,7 +65,7 @@ def test_the_split_into_micro_batches_does_not_matter(
     replica, _ = tiny.start(folder, task=task, method=method, model__quantization=quantization)
     found: list[tuple[np.ndarray, StepResult]] = []
     for limit in (MicroBatchLimit(1, 1000), MicroBatchLimit(8, 1000), MicroBatchLimit(100, 100)):
-        replica.limit = limit
+        replica.split.limit = limit
         flat, result, order = gradient(replica, batch)
         assert order == list(replica.layout.send_order)
         assert np.isfinite(flat).all()
@@ -213,7 +213,7 @@ def test_an_empty_shard_is_zeros(tiny: Tiny, task: str) -> None:
 
 def test_samples_without_targets_and_above_every_limit(tiny: Tiny) -> None:
     replica, _ = tiny.start(task="causal-lm", training__micro_batch_size="auto")
-    replica.limit = MicroBatchLimit(8, 16)
+    replica.split.limit = MicroBatchLimit(8, 16)
     ids = np.arange(50, dtype=np.int32)
     silent = Encoded(ids, np.full(50, -100, dtype=np.int32))
     flat, result, _ = gradient(replica, [silent])

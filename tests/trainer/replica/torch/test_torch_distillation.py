@@ -112,7 +112,7 @@ def test_cutting_and_packing_do_not_matter(tiny: Tiny, method: str, dtype: str, 
         MicroBatchLimit(100, 100),
         MicroBatchLimit(100, 10_000),
     ):
-        replica.limit = limit
+        replica.split.limit = limit
         flat, result, _ = gradient(replica, batch)
         assert relative(flat, expected) < within
         assert result.loss_sum == pytest.approx(theirs.loss_sum, rel=within)

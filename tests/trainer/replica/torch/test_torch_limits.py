@@ -63,7 +63,7 @@ def test_running_out_of_memory_halves_and_remembers(
     flat, _, order = gradient(replica, batch)
     assert order == list(replica.layout.send_order)
     assert relative(flat, whole) < 1e-6
-    assert replica.limit.samples == 3
+    assert replica.split.limit.samples == 3
 
     failures = iter([True])
 
@@ -92,7 +92,7 @@ def test_running_out_of_memory_halves_and_remembers(
 
 def test_automatic_micro_batches_on_the_cpu_are_bounded(tiny: Tiny) -> None:
     replica, _ = tiny.start(training__micro_batch_size="auto")
-    assert 64 <= replica.limit.tokens <= CPU_TOKENS
+    assert 64 <= replica.split.limit.tokens <= CPU_TOKENS
 
 
 def test_a_pad_token_that_also_ends_texts(tiny: Tiny, tmp_path: Path) -> None:
