@@ -151,6 +151,7 @@ class RunMemory:
             state=0,
             workspace=sum(parts.values()),
             per_token=math.ceil(kept / tokens),
+            waits_on_host=False,
             sample_tokens=tokens,
             recompute=recompute,
             resident=resolve_resident(self.config.model.resident, model.num_layers, resident),

@@ -36,7 +36,7 @@ class LayerMajorOrder:
         trains = [any(each.requires_grad for each in part.parameters()) for part in self._parts]
         self._first = trains.index(True) if any(trains) else len(trains)
 
-    def run(
+    def run_group(
         self, micros: Sequence[MicroBatch], mark_backward: Callable[[bool], None]
     ) -> Iterator[MicroBatch]:
         """Yield each micro-batch with its final hidden states, before the last norm.
@@ -101,7 +101,11 @@ class LayerMajorOrder:
 def run_in_turn(
     micros: Sequence[MicroBatch], mark_backward: Callable[[bool], None]
 ) -> Iterator[MicroBatch]:
-    """Yield each micro-batch as it is: the caller runs all layers; see `LayerMajorOrder.run`."""
+    """Yield each micro-batch as it is, for a caller that runs all layers in its loss.
+
+    Args:
+        mark_backward: as for `LayerMajorOrder.run_group`.
+    """
     for place, micro in enumerate(micros, start=1):
         mark_backward(place == len(micros))
         yield micro

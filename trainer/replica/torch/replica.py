@@ -170,7 +170,7 @@ class TorchReplica:
         self._run_layers = run_in_turn
         if self._plan.resident is not None:
             order = LayerMajorOrder(self._model.model, self._autocast, recompute=recompute)
-            self._run_layers = order.run
+            self._run_layers = order.run_group
 
     def compile_layers(self) -> None:
         """Compile the layers by torch.compile: the first steps wait for it, later ones are faster.
@@ -377,7 +377,7 @@ class TorchReplica:
                 if not is_out_of_memory(error):
                     raise
             # Outside the handler: its traceback keeps the activations alive.
-            self.split.shrink()
+            self.split.shrink_limits()
             torch.cuda.empty_cache()
 
     def _compute_loss(

@@ -74,7 +74,7 @@ class ShardSplit:
             self._tried = *largest, tokens
             yield group, True
 
-    def shrink(self) -> None:
+    def shrink_limits(self) -> None:
         """Halve what was tried last: a group, or the micro-batch that it was.
 
         Raises:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.covering import covering
-from tests.trainer.replica.driving import gradient, taught, train
+from tests.trainer.replica.driving import drawn_weights, gradient, start, taught, train
 from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
@@ -99,6 +99,27 @@ def test_losses_gradients_and_weights_are_those_of_the_resident_run(
     feed = feed_of(replica)
     assert feed.slot_bytes == 2 * feed._weights.span_bytes
     assert len(feed._weights.layers) == LAYERS - resident
+
+
+def test_pairs_are_compared_with_adapters_of_before_and_answers_of_its_own_learn(
+    tiny: Tiny,
+) -> None:
+    """The reference has weights of its own; a student's step has a second part of micro-batches."""
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    settings: dict[str, Any] = {"training__micro_batch_size": 2, "lora__lora_rank": 4}
+    found: dict[Any, list[Any]] = {}
+    for resident in ("all", 0):
+        own = settings | {"model__resident": resident}
+        config = tiny.config(folder, task="dpo", **own)
+        before = drawn_weights(folder, config) * np.float32(0.5)
+        pairs = train(*start(folder, config, reference=before), tiny.batch(5, "dpo"))
+        more = {"alpha": 0.5, "on_policy": {"prompts": "none"}}
+        student, _ = tiny.start(folder, task="causal-lm", distillation=more, **own)
+        batch, answers = (taught(tiny.batch(5, "causal-lm", seed)) for seed in (0, 1))
+        results = student.accumulate_with(batch, None, answers)
+        sums = [(each.loss_sum, each.ce_sum, each.kl_sum) for each in results]
+        found[resident] = [pairs, sums, student.gradient.numpy().tobytes()]
+    assert found[0] == found["all"]
 
 
 def test_a_start_quantises_no_layer_of_a_streamed_run(
