@@ -195,16 +195,16 @@ def choose_streamed(
         usable: bytes of the device that it may fill.
     """
 
-    def fits(micros: int, some: MemoryPlan) -> bool:
+    def fits_usable(micros: int, some: MemoryPlan) -> bool:
         waiting = 0 if some.waits_on_host else (micros - 1) * some.sample_tokens
         return some.least + waiting * some.per_waiting_token <= usable
 
     whole = plan(None)
-    if fits(1, whole):
+    if fits_usable(1, whole):
         return whole
     most = min(config.training.batch_size, max(1, GROUP_TOKENS // whole.sample_tokens))
     return choose_group(
-        lambda _, resident: plan(resident), layers, most, fits, lambda some: some.resident
+        lambda _, resident: plan(resident), layers, most, fits_usable, lambda some: some.resident
     )
 
 

@@ -149,7 +149,7 @@ class Backbone(nn.Module):
             cache.advance(position_ids, input_ids.shape[1])
         elif position_ids is not None:
             mask = within_samples(position_ids)
-        rotation = self.compute_rotation(position_ids, hidden)
+        rotation = self.compute_rotation(input_ids, position_ids, hidden.dtype)
         for number, layer in enumerate(self.layers):
             if self.recompute and torch.is_grad_enabled():
                 hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
@@ -158,12 +158,18 @@ class Backbone(nn.Module):
                 hidden = layer(hidden, rotation, mask, attend)
         return Hidden(hidden if self.norm is None else self.norm(hidden))
 
-    def compute_rotation(self, positions: Tensor | None, hidden: Tensor) -> Rotation:
-        """Return the rotation of hidden states `[B, T, D]` whose tokens have these positions."""
+    def compute_rotation(
+        self, ids: Tensor, positions: Tensor | None, dtype: torch.dtype
+    ) -> Rotation:
+        """Return the rotation of tokens `[B, T]`, all of which a part of their states needs, too.
+
+        Args:
+            positions: as for `forward`.
+        """
         if positions is None:
-            positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
         angles = positions[..., None].float() * self._turns
-        return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 class Layer(nn.Module):

@@ -93,8 +93,9 @@ class LayerMajorOrder:
                 return values, self._parts[0](values)
             hidden = values.to(micro.input_ids.device, non_blocking=True).detach()
             hidden.requires_grad_(number > self._first)
-            rotation = self._backbone.compute_rotation(micro.positions, hidden)
-            mask = None if micro.positions is None else within_samples(micro.positions)
+            positions = micro.positions
+            rotation = self._backbone.compute_rotation(micro.input_ids, positions, hidden.dtype)
+            mask = None if positions is None else within_samples(positions)
             return hidden, self._parts[number](hidden, rotation, mask)
 
 
