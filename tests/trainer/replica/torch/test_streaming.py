@@ -109,11 +109,11 @@ def test_pairs_are_compared_with_adapters_of_before_and_answers_of_its_own_learn
     settings: dict[str, Any] = {"training__micro_batch_size": 2, "lora__lora_rank": 4}
     found: dict[Any, list[Any]] = {}
     for resident in ("all", 0):
-        own = settings | {"model__resident": resident}
+        own: dict[str, Any] = settings | {"model__resident": resident}
         config = tiny.config(folder, task="dpo", **own)
         before = drawn_weights(folder, config) * np.float32(0.5)
         pairs = train(*start(folder, config, reference=before), tiny.batch(5, "dpo"))
-        more = {"alpha": 0.5, "on_policy": {"prompts": "none"}}
+        more: Any = {"alpha": 0.5, "on_policy": {"prompts": "none"}}
         student, _ = tiny.start(folder, task="causal-lm", distillation=more, **own)
         batch, answers = (taught(tiny.batch(5, "causal-lm", seed)) for seed in (0, 1))
         results = student.accumulate_with(batch, None, answers)
