@@ -170,9 +170,16 @@ def plan_memory(
         resident=resident,
         per_waiting_token=math.ceil(
             waiting_activations(model, replace(training, waiting=1), Strategy()).value
+            if runs_groups(model)
+            else 0
         ),
         waits_on_host=waits_on_host(training),
     )
+
+
+def runs_groups(model: ModelShape) -> bool:
+    """Return whether torch runs a model layer by layer: not by the published code of experts."""
+    return model.experts == 1
 
 
 def can_stream(config: RunConfig, *, evaluates: bool = False) -> bool:

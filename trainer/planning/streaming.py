@@ -19,7 +19,7 @@ from trainer.planning.memory import (
     waiting_activations,
     waits_on_host,
 )
-from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE, USABLE
+from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE, USABLE, runs_groups
 from trainer.planning.resident_layers import choose_group, describe_residents
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import layer_bytes
@@ -194,7 +194,8 @@ def plan_worker(
             return parts.total <= room and waiting <= host
 
         most = max(1, min(rows * training.length, GROUP_TOKENS) // training.tokens)
-        most = 1 if pool.device.backend == "wgpu" else most
+        if pool.device.backend == "wgpu" or not runs_groups(shape):
+            most = 1
         chosen, memory = choose_group(plan, shape.layers, most, fits, lambda one: one[0].resident)
         peak = speed_of(pool.device, chosen)
         rate = reading = None

@@ -256,5 +256,7 @@ def _suggest_batch(plan: LaunchPlan, memory: RunMemory, main: _MainMemory, token
     room = math.inf
     if main.available is not None:
         room = Room(main.available, "cpu").usable - main.others
+    if not emptiest.per_waiting_token:  # a batch makes no pass larger
+        return ""
     fits = (emptiest.least + waiting) * main.workers <= room
     return f"training.batch_size {samples * len(plan.workers)}" if fits else ""

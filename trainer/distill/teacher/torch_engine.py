@@ -31,6 +31,7 @@ from trainer.planning.forward import (
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import USABLE
+from trainer.planning.resident_layers import choose_resident
 from trainer.planning.teachers import BATCH
 from trainer.replica.backend import (
     Compute,

@@ -168,8 +168,8 @@ class TorchReplica:
         self.split = ShardSplit(config, self._plan, self._device)
         """The sizes of micro-batches and groups."""
         self._run_layers = run_in_turn
-        if self._plan.resident is not None:
-            order = LayerMajorOrder(self._model.model, self._autocast, recompute=recompute)
+        if self._plan.resident is not None and isinstance(model, Decoder):
+            order = LayerMajorOrder(model.model, self._autocast, recompute=recompute)
             self._run_layers = order.run_group
 
     def compile_layers(self) -> None:
