@@ -157,7 +157,7 @@ MISTAKES = (
     ),
     *(
         Mistake(
-            f"{dash!r}", f"trainer finetune model {dash}data text.jsonl", ("no hyphen", "--data")
+            f"{dash!r}", f"trainer finetune model {dash}data text.jsonl", ("not a hyphen", "--data")
         )
         for dash in ("\u2013", "-\u2013", "\u2014")
     ),

@@ -125,7 +125,7 @@ class Sandbox:
             reason = _last_line(errors)[:200]
             if process.returncode == 0 and reason == token:
                 return TrialResult(True)
-            return TrialResult(False, reason or f"exited with code {process.returncode} too early")
+            return TrialResult(False, reason or f"exited early with code {process.returncode}")
 
     def stop(self) -> None:
         """End all trials that run in other threads."""

@@ -42,7 +42,7 @@ def run_source() -> str:
         # Untrusted, and this process is its sandbox (sandbox.py says what that covers).
         exec(compile(source, "program", "exec"), {"__name__": "__main__"})  # noqa: S102
     except SystemExit:
-        return "exited before its end"
+        return "exited early"
     except BaseException as error:
         return _describe_error(error)
     return token.decode()

@@ -93,7 +93,7 @@ def test_offline_a_name_has_to_be_in_the_cache(
     monkeypatch.setenv(variable, "1")
     finding = check_model(config(NAME))
     assert finding.status == "fail"
-    assert f"no model folder {NAME}; as a hub name" in finding.detail
+    assert f"no model folder {NAME}; no complete copy of that hub name" in finding.detail
     assert str(hub.cache_folder()) in finding.detail
     snapshot = fill_cache(model)
     finding = check_model(config(NAME))

@@ -43,9 +43,9 @@ def test_problems_come_from_json_lines(tmp_path: Path) -> None:
     path.write_text(json.dumps({**vars(TRIANGLE), "task_id": "x\u2028"}) + "\n\n")
     assert read_problems(path) == [TRIANGLE]
     for content, message in (
-        ("", "holds no problems"),
+        ("", "contains no problems"),
         ('{"prompt"', ":1: not JSON"),
-        ("[]", "holds no problems"),
+        ("[]", "contains no problems"),
         ("[1]", ":1: expected an object"),
         ('{"prompt": "", "test": ""}', ": no key 'entry_point'; it has 'prompt', 'test'"),
         ('{"prompt": "", "test": 1, "entry_point": "f"}', ":1: .* must be strings"),

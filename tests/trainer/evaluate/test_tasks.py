@@ -77,8 +77,8 @@ def test_what_needs_a_language_model_says_so_and_costs_no_other_figure(
     [
         ("loss", "give --data"),
         ("loss,loss", "'loss' twice"),
-        ("speed", "'speed' is not known"),
-        ("", "'' is not known"),
+        ("speed", "'speed' unknown"),
+        ("", "'' unknown"),
         ("generate", "give --prompts"),
         ("code", "give --problems"),
     ],
