@@ -170,7 +170,8 @@ def test_a_model_larger_than_the_memory_is_evaluated(
     found = score_file(trained, data, Compute("cpu"))  # in smaller micro-batches
     assert replace(found, loss=expected.loss) == expected
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert "cpu: 1 of 6 layers stay in memory, 5 are read from" in caplog.text
+    # One could stay, but then more micro-batches would each read the five others.
+    assert "cpu: 0 of 6 layers stay in memory, 6 are read from" in caplog.text
     with pytest.raises(InputError, match=r"are free; use --resident auto or a smaller --max-seq"):
         score_file(trained, data, Compute("cpu", resident="all"))
 

@@ -143,7 +143,8 @@ def test_a_model_folder_is_whole_or_named(tmp_path: Path) -> None:
     (model / "config.json").unlink()
     lacking = check_model_folder(model)
     assert (lacking.status, "config.json" in lacking.detail) == ("fail", True)
-    assert check_model_folder(tmp_path / "absent").remedy.startswith("copy it there with launch sync inputs")
+    absent = check_model_folder(tmp_path / "absent")
+    assert absent.remedy.startswith("copy it there with launch sync inputs")
 
 
 @pytest.mark.parametrize(("name", "status"), [("text", "ok"), ("folder", "ok"), ("none", "fail")])
