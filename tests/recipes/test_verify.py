@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.ports import free_port
-from tests.recipes.plugins import PLAYBOOKS, load
+from tests.recipes.plugins import load
 
 RECORDED = Path(__file__).parents[1] / "launcher" / "inventory" / "facts" / "recorded"
 verify = load("filter_plugins/motley_verify.py")
@@ -74,21 +75,37 @@ def test_a_request_that_cannot_be_answered_ends_with_one_line() -> None:
     assert answer["stderr"].count("\n") == 1
 
 
-def test_the_quickest_exchange_bounds_the_clock() -> None:
-    """In a process of its own: Ansible patches sys.intern, which torch does not forgive."""
-    code = (
-        "from tests.recipes.plugins import load\n"
-        "clock = load('action_plugins/motley_clock_offset.py')\n"
-        "print(clock.best_offset([(0.0, 3.0, 1.0), (10.0, 12.05, 10.1), (20.0, 26.0, 30.0)]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=PLAYBOOKS.parent,
+def measure_clock(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the role's action on this machine, as Ansible does."""
+    program = [sys.executable, "-m", "ansible", "adhoc", "-i", "localhost,", "-c", "local"]
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path)}
+    return subprocess.run(
+        [*program, "-o", "-m", "motley_clock_offset", "localhost"],
+        cwd=ROOT,
+        env={**os.environ, **settings, **environment},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    assert ast.literal_eval(done.stdout) == {"offset": 2.0, "uncertainty": 0.05}
+
+
+def test_the_role_measures_the_clock_over_ansibles_connection(tmp_path: Path) -> None:
+    done = measure_clock(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads(done.stdout.partition("=> ")[2])
+    assert answer["changed"] is False
+    assert answer["uncertainty"] > 0
+    assert abs(answer["offset"]) <= answer["uncertainty"] + 0.001
+
+
+def test_a_host_without_a_clock_is_refused_with_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "date"
+    broken.write_text("#!/bin/sh\necho Sunday\n")
+    broken.chmod(0o755)
+    done = measure_clock(tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 2
+    assert "the host does not report its time" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def host_report(host: str, lspci: str, sha256: str = "ab" * 32, **answers: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from launcher.agent.operations import read_clock
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RECIPE
+from launcher.hosts.clock_offset import measure_clock_offset
 from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill, finetune
@@ -50,7 +51,6 @@ GREATEST_DRIFT = 60.0
 """Seconds beyond which certificates of this minute may not be valid yet on that host."""
 
 _LEAST_STATE_SPACE = 64 << 20
-_ROUNDS = 3
 
 
 def inspect_hosts(
@@ -144,19 +144,11 @@ def _probe_versions(cluster: CheckContext, name: str, check: str) -> Iterator[Qu
 
 def check_clock(connection: Connection, clock: Callable[[], float] = time.time) -> Finding:
     """Return the offset of a host's clock from this one, less the time of the request."""
-    best: tuple[float, float] | None = None
-    for _ in range(_ROUNDS):
-        before = clock()
-        there = connection.ask(read_clock)
-        after = clock()
-        sample = after - before, there - (before + after) / 2
-        best = sample if best is None else min(best, sample)
-    assert best is not None
-    trip, offset = best
-    detail = f"{offset:+.2f} s (within {trip / 2:.2f} s)"
-    if abs(offset) - trip / 2 > GREATEST_DRIFT:
+    uncertainty, offset = measure_clock_offset(partial(connection.ask, read_clock), clock)
+    detail = f"{offset:+.2f} s (within {uncertainty:.2f} s)"
+    if abs(offset) - uncertainty > GREATEST_DRIFT:
         return Finding("fail", f"{detail}: certificates are not valid there")
-    if abs(offset) - trip / 2 > DRIFT:
+    if abs(offset) - uncertainty > DRIFT:
         return Finding("warn", detail)
     return Finding("ok", detail)
 
