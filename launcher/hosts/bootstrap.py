@@ -117,7 +117,7 @@ def explain_failure(host: Host, user: str, error: NoAgentError) -> LauncherError
             "hand"
         )
     if any(re.search(r"python3: (command )?not found", word) for word in others):
-        return PreflightError(f"{where}: there is no python3; install it: apt install python3")
+        return PreflightError(f"{where}: python3 is not installed; run there: apt install python3")
     if any("No module named" in word for word in others):
         return PreflightError(
             f"{where}: the Motley installed there has no agent: its version differs; run: "
@@ -128,7 +128,9 @@ def explain_failure(host: Host, user: str, error: NoAgentError) -> LauncherError
     if "missing" in marks:
         beside = next((f" and {mark}" for mark in marks if mark.startswith("no python")), "")
         hint = ", or correct motley_trainer_command" if beside else ""
-        return PreflightError(f"{where}: no Motley at /opt/motley{beside}; run: {RECIPE}{hint}")
+        return PreflightError(
+            f"{where}: Motley is not installed at /opt/motley{beside}; run: {RECIPE}{hint}"
+        )
     if why := marks.get("refused", "") or sudo_refusal(error):
         return PreflightError(
             f"{where}: {user} may not become {RUN_USER} there ({why}); name {user} in "

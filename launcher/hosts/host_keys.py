@@ -90,7 +90,7 @@ class HostKeys:
         if self.known:
             old = next((entry for entry in self.known if entry.kind == kind), self.known[0])
             raise self._make_refusal(
-                f"{CHANGED}: {old.file}:{old.line} has another key than the {key.fingerprint} it "
+                f"{CHANGED}: {old.file}:{old.line} lists another key than the {key.fingerprint} it "
                 f"shows; it was reinstalled, or the connection is intercepted. Compare {_COMPARE}; "
                 "if it is right, remove the old key: "
                 f"ssh-keygen -R {shlex.quote(self._name)} -f {shlex.quote(old.file)}"

@@ -75,9 +75,7 @@ class Login:
         self._proxy: subprocess.Popen[bytes] | None = None
         for name in _REFUSED:
             if route.first_value(name.lower()):
-                raise ConfigError(
-                    f"{where}: ssh's {name} has no counterpart here; the way out: docs/ssh.md"
-                )
+                raise ConfigError(f"{where}: Motley does not support ssh's {name}; see docs/ssh.md")
         self._keys = HostKeys(where, route)
         jump = jump_to(route, where)
         self._through = Login(f"{where}: jump host {route.jumps[-1]}", jump) if jump else None
@@ -128,11 +126,11 @@ class Login:
             raise TimeoutError from None
         except (paramiko.SSHException, EOFError, Failure) as error:
             why = error.reason if isinstance(error, Failure) else error
-            raise OSError(str(why) or "the login has ended") from None
+            raise OSError(str(why) or "the connection was closed") from None
         if done.exited < 0:  # paramiko's code of a channel that closed without one
             if time.monotonic() >= ends:  # Invoke closed it, and its timer's thread is not over yet
                 raise TimeoutError
-            raise OSError("the login has ended")
+            raise OSError("the connection was closed")
         return int(done.exited), done.stdout + done.stderr
 
     def close(self) -> None:
@@ -182,7 +180,7 @@ class Login:
             proxy.settimeout(CONNECT_TIMEOUT)
             _, descriptors, _, _ = socket.recv_fds(proxy, 1, 1)
         if not descriptors:
-            raise OSError("its ProxyCommand handed over no connection (ProxyUseFdpass)")
+            raise OSError("its ProxyCommand passed no file descriptor (ProxyUseFdpass)")
         return socket.socket(fileno=descriptors[0])
 
     def _proxy_command(self) -> str | None:
@@ -239,20 +237,20 @@ class Login:
             why = f"does not resolve ({error.strerror}); set ansible_host"
             return f"the name {self._route.address} {why}"
         if isinstance(error, ConnectionRefusedError):
-            return f"{target} is closed; is sshd running there?"
+            return f"{target} refused the connection; is sshd running there?"
         if isinstance(error, TimeoutError) and transport is None:
-            late = f"does not answer within {CONNECT_TIMEOUT} s"
-            return f"{target} {late}; is it up, and no firewall in between?"
+            late = f"did not answer within {CONNECT_TIMEOUT} s"
+            return f"{target} {late}; is the host up, and does no firewall block the port?"
         if transport is None:
             return f"{target}: {getattr(error, 'strerror', None) or error}"
         greeting = transport.remote_version
         if not greeting:
             banner = self._greeting.split(b"\n")[0].decode(errors="replace").strip()
-            why = f"it says {banner!r}" if banner else "nothing came"
-            late = f"no SSH greeting came within {CONNECT_TIMEOUT} s ({why})"
-            return f"{late}; is that port sshd's, and not overloaded?"
+            received = repr(banner) if banner else "nothing"
+            late = f"sent no SSH greeting within {CONNECT_TIMEOUT} s, but {received}"
+            return f"{target} {late}; is that port sshd's, and is sshd not overloaded?"
         if isinstance(error, OSError | EOFError):
-            why = getattr(error, "strerror", None) or "no more came"
+            why = getattr(error, "strerror", None) or "the stream ended"
             return f"{target} closed the connection after its greeting {greeting!r}: {why}"
         return str(error) or "the connection was closed"
 
@@ -283,14 +281,14 @@ class _Keys(OpenSSHAuthStrategy):
                 return result
         text = f"offered: {', '.join(self._offered)}" if self._offered else "no key to offer"
         if self._left_out:
-            text += f"; left out: {', '.join(self._left_out)}"
+            text += f"; skipped: {', '.join(self._left_out)}"
         try:
             transport.auth_none(self.username)
         except paramiko.BadAuthenticationType as error:
             if "publickey" not in error.allowed_types:
-                text += f"; it wants {','.join(error.allowed_types)}"
+                text += f"; the host accepts {', '.join(error.allowed_types)}"
         except (paramiko.SSHException, OSError, EOFError):
-            text += "; too many: set IdentitiesOnly"
+            text += "; too many keys: set IdentitiesOnly"
         raise UnreachableError(
             f"{self._where}: login as {self.username} refused ({text}); set ansible_user and "
             "ansible_ssh_private_key_file, or: ssh-copy-id"
@@ -337,7 +335,7 @@ class _Keys(OpenSSHAuthStrategy):
         except (paramiko.PasswordRequiredException, TypeError):
             self._left_out.append(f"{path} (has a passphrase: ssh-add {path})")
         except (paramiko.SSHException, UnsupportedAlgorithm, ValueError, OSError) as error:
-            reason = getattr(error, "strerror", None) or "not a key for use without an agent"
+            reason = getattr(error, "strerror", None) or "not a key that paramiko can read"
             self._left_out.append(f"{path} ({reason})")
         return None
 
@@ -367,7 +365,7 @@ class _Bound(StreamWatcher):
 
     def submit(self, stream: str) -> Iterator[str]:
         if len(stream) > MOST_OUTPUT:
-            raise WatcherError(f"it has printed more than {MOST_OUTPUT:,} characters")
+            raise WatcherError(f"the program printed more than {MOST_OUTPUT:,} characters")
         return iter(())
 
 

@@ -170,7 +170,7 @@ class RemoteConnection(Connection):
             )
         except ValueError as error:
             link.close()
-            reason = f"invalid reply of its agent: {error}"
+            reason = f"its agent sent an invalid reply: {error}"
             raise UnreachableError(f"host {self.host}: {reason}") from None
         if not isinstance(hello, _Hello):
             link.close()

@@ -152,7 +152,7 @@ class AgentLink:
     def _send_frame(self, frame: dict[str, Any], deadline: float) -> None:
         line = frames.encode_frame(frame)
         if not self._sending.acquire(timeout=max(0.0, deadline)):
-            raise UnreachableError(f"host {self._host}: it does not accept more requests")
+            raise UnreachableError(f"host {self._host}: its agent accepts no more requests")
         try:
             self.pipe.send(line)
         except OSError as error:
@@ -169,7 +169,7 @@ class AgentLink:
                 if data is None:
                     if self._silence.observe() > SILENCE and self.hello:
                         return self._fail_link(
-                            f"silent for {SILENCE:.0f} s; is it up and reachable?"
+                            f"no heartbeat for {SILENCE:.0f} s; is it up and reachable?"
                         )
                     continue
                 if not data:

@@ -35,14 +35,16 @@ def connect_host(host: Host) -> Connection:
     """
     if host.is_local:
         if not sys.platform.startswith("linux"):
-            raise UnreachableError(f"host {host.name}: hosts need Linux, this is {sys.platform}")
+            raise UnreachableError(
+                f"host {host.name}: hosts need Linux, and this machine runs {sys.platform}"
+            )
         local = LocalConnection()
         local.host = host.name
         return local
     if host.connection == "none":
         raise UnreachableError(
             f"host {host.name}: the run's plan names it, but the inventory does not; give the "
-            "inventory that has it: --inventory FILE"
+            "inventory that lists it: --inventory FILE"
         )
     return _pooled_connection(host)
 

@@ -155,7 +155,7 @@ def _read_route(
             timeout=_DEADLINE,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{where}: `ssh -G` did not end in {_DEADLINE:.0f} s") from None
+        raise ConfigError(f"{where}: `ssh -G` did not end within {_DEADLINE:.0f} s") from None
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ConfigError(f"{where}: ssh cannot use its settings: {lines[0].strip()}")

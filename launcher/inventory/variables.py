@@ -164,7 +164,7 @@ class VariableReader:
     def _read_entry(self, entry: object, number: int) -> tuple[Device, ...]:
         """Return the devices of one worker: one, or those of a replica group."""
         if not isinstance(entry, dict):
-            self.refuse("motley_devices", "must hold mappings such as {backend: cpu}")
+            self.refuse("motley_devices", "must contain mappings such as {backend: cpu}")
         fields = dict(cast("dict[str, Any]", entry))
         if fields.keys().isdisjoint({"ids", "strategy"}):
             return (self._read_device(fields),)

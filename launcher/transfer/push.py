@@ -56,7 +56,7 @@ class HostUpdate:
     def describe(self) -> str:
         """One line for people."""
         if self.before == self.after:
-            return f"{self.host}: {self.after} is there already"
+            return f"{self.host}: {self.after} is already installed"
         note = ", with new packages" if self.needs_download else ""
         return f"{self.host}: {self.before or 'nothing'} -> {self.after}{note}"
 
@@ -93,7 +93,9 @@ class Fleet:
         pythons = fleet.ask_hosts(self._hosts, lambda _, there: there.python, REACH).require()
         for name, python in pythons.items():
             if root_of(python) is None:
-                self._report(f"{name}: runs {python}, which is not an installation to update")
+                self._report(
+                    f"{name} skipped: {python} belongs to no installation that push updates"
+                )
         self._hosts = [host for host in self._hosts if root_of(pythons[host.name]) is not None]
         if not self._hosts:
             raise ConfigError(f"no host has Motley installed; first: {RECIPE}")
@@ -165,8 +167,8 @@ def refuse_updates(updates: Sequence[HostUpdate], quick: bool, force: bool) -> N
     used = [update for update in changing if update.used_by]
     if used and not force:
         raise PreflightError(
-            f"a run is up on {', '.join(u.host for u in used)}; stop it with launch cluster down, "
-            "or push with --force: the run keeps its version",
+            f"a run is active on {', '.join(u.host for u in used)}; stop it with launch cluster "
+            "down, or push with --force: the run keeps its version",
             [f"{update.host}: {line}" for update in used for line in update.used_by],
         )
     slow = [update.host for update in changing if update.needs_download]

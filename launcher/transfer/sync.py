@@ -178,7 +178,7 @@ def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
         folder = f"{host.share_folder or SHARE}/{kind}"
     else:
         raise ConfigError(
-            f"host {host.name}: set motley_share_folder to the folder that holds its {kind}"
+            f"host {host.name}: set motley_share_folder to the folder that contains its {kind}"
         )
     if host.is_local:
         there.make_folder(folder)

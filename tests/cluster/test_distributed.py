@@ -139,9 +139,9 @@ def test_a_rank_that_runs_out_of_memory_is_named_and_ends_the_others(hands: Hand
     assert short.wait() == 2, short.text
     assert whole.wait() == 2, "another attempt cannot succeed: " + whole.text
     host = os.uname().nodename
-    said = f"rank 1 on {host}: cpu has not enough memory; lower training.micro_batch_size or"
-    assert f"trainer: {said} data.max_seq_len, or share the model" in short.text, short.text
-    assert f"rank 1 on {host} has failed: cpu has not enough memory. Look" in whole.text
+    said = f"rank 1 on {host}: cpu is out of memory; lower training.micro_batch_size or"
+    assert f"trainer: {said} data.max_seq_len, or shard the model" in short.text, short.text
+    assert f"rank 1 on {host} has failed: cpu is out of memory. Look" in whole.text
     assert "Traceback" not in short.text + whole.text
 
 
@@ -151,7 +151,7 @@ def test_a_rank_with_other_weights_is_named_and_nothing_is_written(hands: Hands)
     both = [hands.rank(0), hands.rank(1, "--set", f"model.path={folder}")]
     for process in both:
         assert process.wait() == 4, process.text
-        says = f"rank 1 on {os.uname().nodename} has another model than rank 0"
+        says = f"rank 1 on {os.uname().nodename} : its model differs from that of rank 0"
         assert says in process.text, process.text
         assert "Traceback" not in process.text
     assert not (hands.output / "checkpoints").exists()

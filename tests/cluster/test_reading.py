@@ -165,7 +165,7 @@ def test_a_rank_whose_reading_hangs_is_named_and_ends_with_the_others(
         f" on {os.uname().nodename} stalled at {waits}: check the disk, pipe or network"
     )
     assert f"trainer: {reason}" in first.text, first.text
-    assert f"rank 1 ends while it reads its data: {reason}" in second.text, second.text
+    assert f"rank 1 failed while it read its data: {reason}" in second.text, second.text
     assert "Traceback" not in first.text + second.text
 
 

@@ -44,16 +44,16 @@ def test_workers_of_another_job_are_refused(cluster: Cluster) -> None:
         return other.worker(1, *flags, address=cluster.address)
 
     refused = [
-        ("another config", start_other_worker("config", optimizer__learning_rate=2e-3)),
-        ("another config", start_other_worker("length", training__max_steps=3)),
-        ("another model", start_other_worker("model", model__path=other_model(cluster))),
-        ("another data", start_other_worker("data", data__train=other_data(cluster))),
-        ("another run", start_other_worker("run-id", run_id="another-runs")),
+        ("config differs", start_other_worker("config", optimizer__learning_rate=2e-3)),
+        ("config differs", start_other_worker("length", training__max_steps=3)),
+        ("model or script differs", start_other_worker("model", model__path=other_model(cluster))),
+        ("data differs", start_other_worker("data", data__train=other_data(cluster))),
+        ("run differs", start_other_worker("run-id", run_id="another-runs")),
         (
-            "another version of Motley",
+            "version of Motley differs",
             start_other_worker("version", "--claim", "motley_version:0.0.1"),
         ),
-        ("another gradient layout", start_other_worker("layout", "--claim", "layout_digest:abc")),
+        ("gradient layout differs", start_other_worker("layout", "--claim", "layout_digest:abc")),
         ("protocol version", start_other_worker("protocol", "--protocol", "8")),
     ]
     for reason, worker in refused:

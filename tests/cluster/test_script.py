@@ -178,7 +178,7 @@ def test_a_script_that_differs_between_hosts_is_refused_at_the_join(run: Scripte
     for flags, environment in ((named, {}), (run.named, {"ELSEWHERE": "1"})):
         worker = run.torch_worker(0, *CPU, *flags, **environment)
         assert worker.wait(PATIENCE) == 4, worker.text
-        assert "another model" in worker.text
+        assert "model or script differs" in worker.text
         assert "Traceback" not in worker.text
 
 

@@ -254,7 +254,7 @@ def test_hosts_over_ssh_are_planned_without_asking_them(
     assert run(arguments) == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"host intel: 127.0.0.1 port {closed} is closed" in said
+    assert f"host intel: 127.0.0.1 port {closed} refused the connection" in said
 
 
 @pytest.mark.needs("ssh")

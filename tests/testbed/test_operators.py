@@ -241,7 +241,9 @@ def test_an_update_during_a_run_is_refused(
     before = versions(cluster)
     refused = developer.launch("cluster", "push", check=False)
     assert refused.returncode == 4
-    said = [line for line in refused.stderr.splitlines() if "a run is up on head, w1, w2" in line]
+    said = [
+        line for line in refused.stderr.splitlines() if "a run is active on head, w1, w2" in line
+    ]
     assert len(said) == 1
     assert "launch cluster down" in said[0]
     assert versions(cluster) == before

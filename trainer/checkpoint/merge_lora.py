@@ -188,8 +188,8 @@ class _MergedModel:
             sizes = ", ".join(f"{name} {list(self._shapes[name])}" for name in names)
             raise InputError(
                 f"{adapter.path}: its vocabulary has {max(rows)} tokens, {adapter.base_dir} has"
-                f" {held[0]} ({sizes}), and it does not hold all of these tables; resize the base"
-                " first (resize_token_embeddings, save_pretrained) and give it with --base"
+                f" {held[0]} ({sizes}), and it does not contain all of these tables; resize the"
+                " base first (resize_token_embeddings, save_pretrained) and give it with --base"
             )
         self._shapes.update(found)
         self.changes["vocab_size"] = rows.pop()

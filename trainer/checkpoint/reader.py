@@ -143,7 +143,7 @@ def open_checkpoint(path: Path, layout: GradientLayout) -> tuple[StoredState, Ru
         raise StorageError(f"{path}: the manifest lacks {lacks}")
     run, progress = read_run(path), read_progress(path)
     if run.get("layout_digest") != layout.digest:
-        raise InputError(f"{path}: is a checkpoint of another model or trainable set")
+        raise InputError(f"{path}: belongs to another model or trainable set")
     return StoredState(path / weights_name, path / OPTIMIZER_FILE, layout), progress
 
 

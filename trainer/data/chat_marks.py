@@ -61,7 +61,7 @@ def mark_special_tokens(value: Any, special: re.Pattern[str]) -> Any:
     if not isinstance(value, str):
         return value
     if found := RESERVED.search(value):
-        raise ConversationError(f"it holds U+{ord(found[0]):04X}, which is not a character")
+        raise ConversationError(f"it contains U+{ord(found[0]):04X}, which is not a character")
     return special.sub(f"{FORGED}\\g<0>{FORGED_END}", value)
 
 

@@ -279,7 +279,7 @@ class TextLines:
             raise StopIteration
         self.number += 1
         if b"\0" in raw:
-            raise BadLineError("holds a NUL byte, so it is not text")
+            raise BadLineError("contains a NUL byte, so it is not text")
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -273,7 +273,7 @@ class _Namespace(Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace may not hold {name!r}")
+        raise SecurityError(f"a namespace may not contain {name!r}")
 
 
 def _format_date(now: datetime, format: str) -> str:

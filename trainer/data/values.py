@@ -52,7 +52,7 @@ def check_unicode(value: Any, what: str) -> None:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         text.encode()
     except UnicodeEncodeError:
-        raise BadLineError(f"{what} holds a lone surrogate, which is not text") from None
+        raise BadLineError(f"{what} contains a lone surrogate, which is not text") from None
 
 
 def read_objects(value: Any, key: str) -> list[dict[str, Any]]:

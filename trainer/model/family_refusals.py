@@ -59,7 +59,7 @@ FULL_REFUSED = {
             *("flint", "granitemoe", "granitemoehybrid", "granitemoeshared", "jamba", "kolibri1"),
             *("mimo_v2_flash", "olmo_hybrid", "phimoe", "qwen4_exp_text"),
         ),
-        "its class holds weights in another form than its files",
+        "its class keeps weights in another form than its files",
     ),
 }
 """Why models of these types train by adapters alone."""

@@ -171,7 +171,9 @@ def check_data(path: Path, remedy: str, columns: dict[str, str] | None = None) -
     if first is None:
         return Finding("fail", f"{path}: empty", "it must contain one sample per line")
     if not isinstance(first.tree, dict):
-        return Finding("fail", f"{first.location}: not a JSON object", "it must hold one per line")
+        return Finding(
+            "fail", f"{first.location}: not a JSON object", "it must contain one per line"
+        )
     return Finding("ok", str(path))
 
 

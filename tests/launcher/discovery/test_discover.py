@@ -30,7 +30,10 @@ def test_from_an_empty_file_to_a_cluster_that_grows(lan: Lan, tmp_path: Path) ->
         assert host["memory"] > 0
         assert host["free_disk"] > 0
         assert host["devices"]
-        assert "no Motley at /opt/motley" in host["missing_reason"] or host["motley_version"]
+        assert (
+            "Motley is not installed at /opt/motley" in host["missing_reason"]
+            or host["motley_version"]
+        )
     (link,) = tree["links"]
     assert (link["source"], link["target"], link["problem"]) == ("m1", "m2", "")
     assert (
@@ -80,7 +83,7 @@ def test_a_machine_that_vanishes_and_one_with_another_key(lan: Lan, tmp_path: Pa
     assert [host.name for host in load_inventory(file)] == ["m1", "m2"]
     second.end("sshd")
     tree, said = lan.discover("--no-mdns", "--no-links", "--write", file, code=3)
-    assert said.startswith(f"launch: host m2: {second.address} port 22 is closed")
+    assert said.startswith(f"launch: host m2: {second.address} port 22 refused the connection")
     assert [host["name"] for host in tree["hosts"]] == ["m1"]
     assert file.read_bytes() == before
 

@@ -64,7 +64,7 @@ def test_a_changed_key_is_always_refused(server: Server, tmp_path: Path, kind: s
     assert "ITS HOST KEY HAS CHANGED" in refused(server.host())
     accept_new_host_keys()
     text = refused(server.host())
-    assert f"ITS HOST KEY HAS CHANGED: {server.known_hosts}:2 has another key" in text
+    assert f"ITS HOST KEY HAS CHANGED: {server.known_hosts}:2 lists another key" in text
     assert f"than the {fingerprint(server.folder / 'host.pub')} it shows" in text
     assert "Host key verification failed" in by_rsync_s_command(server.host())
     assert server.known_hosts.read_text() == line

@@ -42,8 +42,8 @@ def test_a_login_that_is_refused_names_the_keys(
     offer(server, wrong, locked, tmp_path / "broken", tmp_path / "none")
     user = getpass.getuser()
     text = refused(server.host())
-    assert f"login as {user} refused (offered: {wrong}; left out: {locked} (has a pass" in text
-    assert f"ssh-add {locked}), {tmp_path}/broken (not a key for use without an agent)" in text
+    assert f"login as {user} refused (offered: {wrong}; skipped: {locked} (has a pass" in text
+    assert f"ssh-add {locked}), {tmp_path}/broken (not a key that paramiko can read)" in text
     assert "none" not in text
     assert text.endswith("set ansible_user and ansible_ssh_private_key_file, or: ssh-copy-id")
     text = refused(server.host(user="nobody-of-this-name"))
@@ -59,13 +59,13 @@ def test_an_old_key_with_a_passphrase_does_not_show_its_public_half(
     locked.with_suffix(".pub").unlink()
     offer(server, locked)
     assert (
-        f"refused (no key to offer; left out: {locked} (has a passphrase: ssh-add {locked}))"
+        f"refused (no key to offer; skipped: {locked} (has a passphrase: ssh-add {locked}))"
     ) in refused(server.host())
 
 
 def test_more_keys_than_the_host_looks_at(server: Server, tmp_path: Path) -> None:
     offer(server, *(make_key(tmp_path / f"key{number}") for number in range(7)), server.key)
-    assert "; too many: set IdentitiesOnly" in refused(server.host())
+    assert "; too many keys: set IdentitiesOnly" in refused(server.host())
 
 
 def test_without_a_key_that_is_said(server: Server, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_host_that_falls_silent_is_given_up(
     monkeypatch.setattr("launcher.hosts.rpc.SILENCE", 2.0)
     connection = host.connect()
     host.pipes[0].process.send_signal(signal.SIGSTOP)
-    with pytest.raises(UnreachableError, match="host far: silent for 2 s"):
+    with pytest.raises(UnreachableError, match="host far: no heartbeat for 2 s"):
         connection.exists("/")
     host.pipes[0].process.send_signal(signal.SIGCONT)
 
@@ -276,7 +276,7 @@ def test_lines_are_cut_wherever_the_bytes_are() -> None:
 def test_a_hello_whose_paths_are_none_is_refused(speak: Speak, key: str, value: object) -> None:
     hello = json.dumps({**json.loads(HELLO), key: value})
     link = AgentLink("far", speak(f"print({hello!r}); import sys; sys.stdin.read()"))
-    with pytest.raises(UnreachableError, match=f"invalid reply of its agent: hello: {key}: "):
+    with pytest.raises(UnreachableError, match=f"its agent sent an invalid reply: hello: {key}: "):
         RemoteConnection("far", lambda: link).open_link()
     assert link.broken
 

@@ -64,7 +64,7 @@ def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: 
 
 def test_a_port_that_is_closed_and_a_name_that_is_none(server: Server) -> None:
     port = free_port()
-    assert f"127.0.0.1 port {port} is closed" in refused(server.host(ssh_port=port))
+    assert f"127.0.0.1 port {port} refused the connection" in refused(server.host(ssh_port=port))
     text = refused(server.host(address="no-such-host.invalid"))
     assert "the name no-such-host.invalid does not resolve" in text
 
@@ -76,7 +76,7 @@ def test_a_host_that_swallows_everything_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         text = refused(server.host(ssh_port=port))
-        assert "no SSH greeting came within" in text
+        assert "sent no SSH greeting within" in text
 
 
 def test_a_login_that_never_ends_is_given_up(
@@ -104,7 +104,7 @@ def test_something_else_that_listens_there_is_said(server: Server) -> None:
         thread.start()
         text = refused(server.host(ssh_port=web.getsockname()[1]))
         thread.join()
-    assert "no SSH greeting came within 8 s (it says 'HTTP/1.1 400 Bad Request')" in text
+    assert "sent no SSH greeting within 8 s, but 'HTTP/1.1 400 Bad Request'" in text
 
 
 def test_jump_hosts_are_verified_like_any_other(server: Server) -> None:
@@ -184,7 +184,7 @@ def test_a_proxy_may_hand_over_the_connection_itself(server: Server) -> None:
     command = [*find_route(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
     server.config.write_text(f"{config}{fails}\n")
-    assert "handed over no connection (ProxyUseFdpass)" in refused(server.host("empty"))
+    assert "passed no file descriptor (ProxyUseFdpass)" in refused(server.host("empty"))
 
 
 def test_an_alias_of_an_included_file_is_enough(server: Server) -> None:
@@ -215,7 +215,9 @@ def test_a_login_shell_that_prints_is_named(server: Server, tmp_path: Path) -> N
 
 def test_a_host_without_motley_says_which_recipe(server: Server, tmp_path: Path) -> None:
     text = refused(server.host(trainer_command=None), PreflightError)
-    assert text.endswith("no Motley at /opt/motley; run: ansible-playbook recipes/gpu-training.yml")
+    assert text.endswith(
+        "Motley is not installed at /opt/motley; run: ansible-playbook recipes/gpu-training.yml"
+    )
     text = refused(server.host(trainer_command=("/no/such/trainer",)), PreflightError)
     assert "and no python beside /no/such/trainer" in text
     for name, code in (("trainer", ""), ("python", "echo hm; echo 'No module named launcher' >&2")):

@@ -59,7 +59,7 @@ def test_it_answers_what_an_installed_agent_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("python", "said"),
     [
-        (None, "host far: there is no python3; install it: apt install python3"),
+        (None, "host far: python3 is not installed; run there: apt install python3"),
         ("#!/bin/sh\necho motley: python 3.9 >&2\nexit 1\n", "python3 is 3.9, querying it needs"),
         ("#!/bin/sh\necho broken >&2\nexit 1\n", "its agent exited: broken"),
     ],
@@ -92,7 +92,9 @@ def test_a_visit_over_ssh_on_a_host_without_motley(server: Server) -> None:
     host = server.host(trainer_command=None)
     connection, missing = visit_host(host)
     if not Path("/opt/motley/current/bin/python").exists():
-        assert missing.startswith("host far: no Motley at /opt/motley; run: ansible-playbook")
+        assert missing.startswith(
+            "host far: Motley is not installed at /opt/motley; run: ansible-playbook"
+        )
     assert connection.ask(describe_machine).identity == read_machine_id()
     assert visit_host(host)[0] is connection
     public = subprocess.run(

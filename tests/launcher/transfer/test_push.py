@@ -139,7 +139,7 @@ def test_a_push_and_the_way_back(tmp_path: Path, hosts: list[Host], make: Make) 
     assert f"intel: installing {name_of(wheel)}" in said
     again = fleet.plan_updates(wheel)
     assert [update.describe for update in again] == [
-        f"{host.name}: {name_of(wheel)} is there already" for host in hosts
+        f"{host.name}: {name_of(wheel)} is already installed" for host in hosts
     ]
     back = fleet.plan_updates(None)
     fleet.apply_updates(back, None, force=False)
@@ -172,7 +172,7 @@ def test_a_run_that_is_up(tmp_path: Path, hosts: list[Host], make: Make) -> None
         keeper.stdout.readline()
         fleet, wheel = Fleet(hosts, lambda _: None), make("2.0")
         updates = fleet.plan_updates(wheel)
-        with pytest.raises(PreflightError, match="a run is up on intel;") as refusal:
+        with pytest.raises(PreflightError, match="a run is active on intel;") as refusal:
             refuse_updates(updates, quick=False, force=False)
         assert f"intel: pid {keeper.pid}" in refusal.value.details[0]
         # Whoever comes in between is seen by the host itself.

@@ -172,7 +172,7 @@ def test_text_in_another_encoding_that_is_cut_is_refused(tmp_path: Path) -> None
             'input,label\nfine,0\n"never closed,1\nx,1\n',
             ["3: not CSV: a quotation mark opens a field and is not"],
         ),
-        ("input,label\nx\0y,0\n", ["2: holds a NUL byte"]),
+        ("input,label\nx\0y,0\n", ["2: contains a NUL byte"]),
         ("input,input,label\nx,y,0\n", ["1: the header has the column 'input' twice"]),
         (b"input,label\nfine,0\ngr\xf6\xdfe,1\n", ["3: not valid UTF-8 at byte 3; save it as"]),
     ],

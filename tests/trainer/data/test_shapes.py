@@ -222,7 +222,7 @@ def test_glaive_calls_are_calls_and_its_functions_tools() -> None:
         ({"messages": [ASK, turn("assistant", "", tool_calls=[called({}, None)])]}, "a 'name'"),
         (
             {"messages": [ASK, turn("assistant", "", tool_calls=[called({"a": ["\ud800"]})])]},
-            "a key of the turn holds a lone surrogate",
+            "a key of the turn contains a lone surrogate",
         ),
         ({"messages": [ASK, ANSWER], "tools": [{"function": "f"}]}, "'function' that is not an "),
         ({"messages": [ASK, ANSWER], "tools": [function("\ud800")]}, "'tools' holds a lone"),

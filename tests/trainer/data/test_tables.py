@@ -112,7 +112,7 @@ def test_a_line_that_is_no_text_does_not_end_the_table(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"text,label\nx\0,1\ny,0\n")
     problems = Problems()
     assert [each.tree["text"] for each in read_records(tmp_path / "a.csv", problems)] == ["y"]
-    with pytest.raises(DataError, match="2: holds a NUL byte"):
+    with pytest.raises(DataError, match="2: contains a NUL byte"):
         problems.raise_if_any()
 
 

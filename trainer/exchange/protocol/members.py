@@ -184,5 +184,5 @@ class Membership:
         ):
             if mine != other:
                 raise RefusalError(
-                    f"another {what}: the worker has {other[:16]}, the run {mine[:16]}"
+                    f"{what} differs: the worker has {other[:16]}, the run {mine[:16]}"
                 )

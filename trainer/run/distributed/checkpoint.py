@@ -254,7 +254,7 @@ class ShardedCheckpoints:
             run, bad = {}, str(error)
         bad = [found for found in self._board.gather_notes("proof", bad) if found]
         if not bad and run.get("layout_digest") != self._layout:
-            raise InputError(f"{path}: is a checkpoint of another model or trainable set")
+            raise InputError(f"{path}: belongs to another model or trainable set")
         return bad
 
     def _load_folder(self, path: Path, rejected: tuple[str, ...]) -> Resumed:

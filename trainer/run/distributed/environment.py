@@ -75,7 +75,7 @@ def read_environment(
     found_rank = _read_number(variables, number, rank, "--rank", source)
     found_size = _read_number(variables, size, world_size, "--world-size", source)
     if found_size < 1 or found_rank >= found_size:
-        raise InputError(f"rank {found_rank} of {source} is not in a world of {found_size}")
+        raise InputError(f"{source}: rank {found_rank} is outside a world of {found_size}")
     local_rank = None
     if rank is None and local in variables:
         local_rank = _read_number(variables, local, None, "", source)
@@ -94,7 +94,7 @@ def _read_number(
     if text is None:
         raise InputError(f"{source}: {name} is not set; give {flag}")
     if not text.isdecimal():
-        raise InputError(f"{source}: {name}={text} is not a number from 0")
+        raise InputError(f"{source}: {name}={text} must be a number, 0 or more")
     return int(text)
 
 
@@ -118,7 +118,7 @@ def _master_address(
         host = "127.0.0.1"
     if not host:
         raise InputError(
-            f"{source}: MASTER_ADDR is not set, which says where rank 0 listens; set it"
+            f"{source}: MASTER_ADDR, the address of rank 0, is not set; set it"
             " (a Kubernetes Job: to the name of pod 0), or give --master HOST:PORT"
         )
     return host, int(port or _PORT)

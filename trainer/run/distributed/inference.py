@@ -65,8 +65,8 @@ class Ranks:
         self.parallel = read_parallel(parallel)
         if not {"RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"} & set(variables):
             raise InputError(
-                f"--parallel {parallel}: only one process; start as many as the sizes multiply to,"
-                " such as `torchrun --nproc-per-node 2 -m trainer ... --parallel tensor=2`"
+                f"--parallel {parallel}: only one process; start as many as the product of the"
+                " sizes, such as `torchrun --nproc-per-node 2 -m trainer ... --parallel tensor=2`"
             )
         if compute.gpu or compute.backend == "wgpu":
             wrong = f"--gpu {compute.gpu}" if compute.gpu else "--gpu-backend wgpu"

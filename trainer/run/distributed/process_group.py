@@ -76,7 +76,7 @@ def open_store(environment: Environment, patience: float) -> Store:
             return store
         if time.monotonic() > deadline:
             raise UnreachableError(
-                f"rank {environment.rank}: another process has been this rank at"
+                f"rank {environment.rank}: another process has used this rank at"
                 f" {environment.host}:{environment.port} for {patience:g} s: stop the job there, "
                 "or give this one another --master"
             )

@@ -89,7 +89,7 @@ class RankNotes:
         if late := self._wait_for_keys(keys):
             missing = [int(key.rpartition("/")[2]) for key in late]
             raise UnreachableError(
-                f"{topic}: no answer from {self.name_ranks(missing)} in {self.patience:g} s"
+                f"{topic}: no answer from {self.name_ranks(missing)} within {self.patience:g} s"
             )
         return [read_note(object, self._store.get(key), key) for key in keys]
 

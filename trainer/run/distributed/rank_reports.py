@@ -74,8 +74,8 @@ def gather_rank_reports(
         for what, value in members[0].facts.items():
             if other.facts.get(what) != value:
                 raise RefusedError(
-                    f"rank {other.rank} on {other.host} has another {what} than rank 0 on"
-                    f" {members[0].host}: {other.facts.get(what)}, not {value}; all ranks need the"
+                    f"rank {other.rank} on {other.host}: its {what} differs from that of rank 0 on"
+                    f" {members[0].host}: {other.facts.get(what)}, not {value}; give all ranks the"
                     " same"
                 )
     return members

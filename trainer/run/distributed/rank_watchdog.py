@@ -157,11 +157,11 @@ class RankWatch:
                 time.sleep(_INTERVAL)
 
     def _out_of_memory(self) -> InputError:
-        reason = f"{self._device} has not enough memory"
+        reason = f"{self._device} is out of memory"
         self._report_failure(reason, InputError.exit_code)
         return InputError(
             f"{self.name_rank(self._rank)}: {reason}; lower training.micro_batch_size or"
-            " data.max_seq_len, or share the model: parallel.data=fsdp and more processes"
+            " data.max_seq_len, or shard the model: parallel.data=fsdp and more processes"
         )
 
     def _explain_failure(self, error: Exception) -> UnreachableError:
@@ -171,7 +171,7 @@ class RankWatch:
         found: list[tuple[str, int]] = []
         answers = _ask_in_time(lambda: self._read_key(f"alive/{self._rank}"), _ANSWERS)
         if not answers or not _ask_in_time(lambda: found.extend(self._find_causes()), _KNOWS):
-            silence = f"{self.name_rank(0)}, which holds the store, does not answer"
+            silence = f"{self.name_rank(0)}, which serves the store, does not answer"
             found = self._of_rank_0 or [(silence, _GONE)]
         what = "timed out" if "imed out" in str(error) else "failed"
         causes = "; ".join(why for why, _ in found) or f"all ranks are alive: {first_line(error)}"
@@ -180,7 +180,7 @@ class RankWatch:
         self._report_failure(f"{_LOST}{causes}", code)
         lost = UnreachableError(
             f"{self.name_rank(self._rank)}: a collective {what}: {causes}. Look at the log there"
-            f" and start the job again, it resumes from its newest checkpoint{record}"
+            f" and start the job again: it resumes from its newest checkpoint{record}"
         )
         lost.exit_code = code
         return lost

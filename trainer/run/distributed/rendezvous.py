@@ -111,7 +111,7 @@ class Rendezvous:
             if store.check([GIVEN_UP]):
                 reason = read_note(str, store.get(GIVEN_UP), GIVEN_UP)
                 store.set(f"{_reading_key(rank)}-ended", "")
-                log.error("rank %d ends while it reads its data: %s", rank, reason)
+                log.error("rank %d failed while it read its data: %s", rank, reason)
                 exit_from_any_thread(UnreachableError.exit_code)
             self._read.wait(_INTERVAL)
 

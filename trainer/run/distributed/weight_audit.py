@@ -57,9 +57,9 @@ class WeightAudit:
         if wrong := find_differing(found):
             names = ", ".join(self._ranks[rank] for rank in wrong)
             raise RefusedError(
-                f"step {step}: {names}: other weights than on the other ranks: the run is halted"
-                " and nothing was saved since the last proof; check that machine's memory and GPU,"
-                " then start the run again, it resumes from its newest checkpoint"
+                f"step {step}: {names}: weights differ from those of the other ranks: the run"
+                " is halted and nothing was saved since the last proof; check that machine's memory"
+                " and GPU, then start the run again: it resumes from its newest checkpoint"
             )
         return found[0][_SIZE:].hex() if self._copied else None
 

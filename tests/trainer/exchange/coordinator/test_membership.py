@@ -38,12 +38,12 @@ def introduce(
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ("run_id", "another run: the worker has other, the run run-1"),
-        ("motley_version", "another version of Motley: the worker has other"),
-        ("config_digest", "another config: the worker has other"),
-        ("model_digest", "another model or script: the worker has other"),
-        ("layout_digest", "another gradient layout: the worker has other"),
-        ("data_digest", "another data: the worker has other"),
+        ("run_id", "run differs: the worker has other, the run run-1"),
+        ("motley_version", "version of Motley differs: the worker has other"),
+        ("config_digest", "config differs: the worker has other"),
+        ("model_digest", "model or script differs: the worker has other"),
+        ("layout_digest", "gradient layout differs: the worker has other"),
+        ("data_digest", "data differs: the worker has other"),
     ],
 )
 def test_another_job_is_refused_for_good(problem: ExactProblem, field: str, said: str):

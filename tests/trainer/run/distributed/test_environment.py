@@ -59,13 +59,13 @@ def test_environments(
     [
         ({}, {}, "neither torchrun, Slurm nor a Kubernetes Indexed Job started this process"),
         ({}, {"rank": 1, "master": "a:7"}, "the flags: WORLD_SIZE is not set; give --world-size"),
-        ({}, {"rank": 2, "world_size": 2}, "rank 2 of the flags is not in a world of 2"),
-        ({}, {"rank": 1, "world_size": 2}, "MASTER_ADDR is not set, which says where rank 0"),
+        ({}, {"rank": 2, "world_size": 2}, "the flags: rank 2 is outside a world of 2"),
+        ({}, {"rank": 1, "world_size": 2}, "MASTER_ADDR, the address of rank 0, is not set"),
         ({}, {"rank": 1, "world_size": 2, "master": "a"}, "--master a: must be HOST:PORT"),
         ({}, {"rank": 1, "world_size": 2, "master": "a:99999"}, "--master a:99999: must be HOST"),
-        (TORCHRUN | {"RANK": "x"}, {}, "torchrun's variables: RANK=x is not a number from 0"),
+        (TORCHRUN | {"RANK": "x"}, {}, "torchrun's variables: RANK=x must be a number, 0 or more"),
         (TORCHRUN | {"MASTER_PORT": "x"}, {}, "MASTER_PORT=x is not a number"),
-        (KUBERNETES | {"WORLD_SIZE": "1"}, {}, "rank 1 of the Kubernetes Job is not in a world"),
+        (KUBERNETES | {"WORLD_SIZE": "1"}, {}, "the Kubernetes Job: rank 1 is outside a world"),
         ({"JOB_COMPLETION_INDEX": "1"}, {}, "the Kubernetes Job: WORLD_SIZE is not set; give --wo"),
     ],
 )

@@ -58,6 +58,8 @@ def test_a_rank_with_something_else_is_named(
     arguments = str(model), str(data), str(other), str(tmp_path / "out")
     for said in ranks.run(f"{HERE}:refused", *arguments):
         for what, line in said.items():
-            assert line.startswith(f"rank 1 on host1 has another {what} than rank 0 on host0: ")
+            assert line.startswith(
+                f"rank 1 on host1: its {what} differs from that of rank 0 on host0: "
+            )
             assert "\n" not in line
         assert ": 1.0, not 2." in said["version of torch"]

@@ -68,7 +68,7 @@ def test_the_rank_that_holds_the_store_is_named_when_it_hangs(
 ) -> None:
     assert found[HOLDER]["codes"] == [SIGNALLED, 3, 3]
     for line in found[HOLDER]["said"][1:]:
-        assert "rank 0 on host0, which holds the store, does not answer" in line
+        assert "rank 0 on host0, which serves the store, does not answer" in line
 
 
 def test_the_rank_that_holds_the_store_stays_until_the_others_know_why_it_fails(

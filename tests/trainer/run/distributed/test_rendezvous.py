@@ -85,7 +85,7 @@ def test_a_port_that_never_answers_is_given_up_and_a_signal_is_heard(ranks: Rank
 def test_it_does_not_mix_with_them_and_meets_the_next_attempt(ranks: Ranks) -> None:
     ((refused, found),) = ranks.run(f"{HERE}:meet_again", world=1)
     assert refused == (
-        "rank 1: another process has been this rank at 127.0.0.1:PORT for 0.5 s: stop the job "
+        "rank 1: another process has used this rank at 127.0.0.1:PORT for 0.5 s: stop the job "
         "there, or give this one another --master"
     )
     assert found == "2"

@@ -109,7 +109,7 @@ def damaged(model: str, output: str, settings: dict[str, Any]) -> dict[str, Any]
     assert resumed is not None
     other = training.checkpoints.restore("other")
     training.checkpoints._layout = "another"
-    with pytest.raises(InputError, match="of another model or trainable set"):
+    with pytest.raises(InputError, match="belongs to another model or trainable set"):
         training.checkpoints.restore("run")
     training.checkpoints.close()
     return {

@@ -90,7 +90,9 @@ def test_a_rank_whose_weights_changed_is_named_and_nothing_is_saved_after_it(
     often = RING | {"checkpoint.every": 2} | settings
     said = ranks.run(f"{HERE}:changed", str(model), str(data), str(output), often, world=WORLD)
     assert len(set(said)) == 1
-    assert said[0].startswith("step 4: rank 2 on host: other weights than on the other ranks: ")
+    assert said[0].startswith(
+        "step 4: rank 2 on host: weights differ from those of the other ranks: "
+    )
     assert "\n" not in said[0]
     assert [path.name for path in (output / "checkpoints").rglob("step-*")] == ["step-000002"]
     assert [line["step"] for line in lines(output) if line.get("event") == "checkpoint"] == [2]

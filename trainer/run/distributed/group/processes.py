@@ -244,8 +244,8 @@ class Members:
         for member in self._members:
             if member.silence.seconds > STALLED:
                 line = (
-                    f"{self.name_rank(member.rank)} has not answered for {STALLED:.0f} s, it is "
-                    f"stopped or its machine is overloaded: {again}"
+                    f"{self.name_rank(member.rank)} has not answered for {STALLED:.0f} s (it is "
+                    f"stopped, or its machine is overloaded): {again}"
                 )
                 return line, lost
         for member in self._members:

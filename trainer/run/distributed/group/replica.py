@@ -158,8 +158,8 @@ def check_identities(
         for what, value in own.items():
             if other[what] != value:
                 raise RefusedError(
-                    f"{members.name_rank(rank)} has another {what} than the leader on "
-                    f"{socket.gethostname()} ({other[what]}, not {value}): give all processes "
+                    f"{members.name_rank(rank)}: its {what} differs from that of the leader on "
+                    f"{socket.gethostname()} ({other[what]}, not {value}); give all processes "
                     "of a group the same model folder and installation"
                 )
 

@@ -117,7 +117,7 @@ def test_a_leader_computes_with_the_weights_of_its_worker(answers: Answers) -> N
 def test_a_member_of_another_installation_is_refused(answers: Answers) -> None:
     text = str(answers["refused"]["text"])
     assert text.startswith("rank 1 of the group of 2 (cpu on ")
-    assert "has another torch than the leader" in text
+    assert "its torch differs from that of the leader" in text
     assert "(1.0, not 2." in text
     assert "\n" not in text
 
@@ -199,7 +199,8 @@ def test_a_member_with_another_of_these_is_named(tiny: Tiny, what: str) -> None:
     members: Any = SimpleNamespace(name_rank=lambda rank: f"rank {rank}")
     check_identities(own, [own, own], members)
     message = (
-        rf"^rank 2 has another {what} than the leader on .*\(other, not {re.escape(own[what])}\)"
+        rf"^rank 2: its {what} differs from that of the leader on .*"
+        rf"\(other, not {re.escape(own[what])}\)"
     )
     with pytest.raises(RefusedError, match=message):
         check_identities(own, [own, own | {what: "other"}], members)
