@@ -26,7 +26,7 @@ EXIT_CODES = {
     ),
     130: ("interrupted", "interrupted; an unfinished start has been undone"),
 }
-"""What `launch --help` says of each, and the table in docs/commands.md."""
+"""Exit codes as `launch --help` and the table in docs/commands.md explain them."""
 
 
 LauncherError = TrainerError

@@ -29,7 +29,7 @@ RUN = "; ".join(
         "main()",
     )
 )
-"""What Python runs that finds the archive on stdin, and its length in its first argument.
+"""Code of a Python that reads the archive from stdin, its length being the first argument.
 
 Without line ends and single quotes, for every login shell (`hosts/bootstrap.py`).
 """

@@ -28,7 +28,7 @@ _SETTINGS = {
     "logits": "logits",
     "output": "student.output",
 }
-"""What the options set that have a name of their own."""
+"""Settings of the options that have a name of their own."""
 
 job_options = combine_options(
     click.option(

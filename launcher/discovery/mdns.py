@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
 
 SERVICES = ("_motley._tcp.local.", "_ssh._tcp.local.")
-"""What the recipe announces, and what many systems do."""
+"""The service that the recipe announces, and that of many systems."""
 
 _GROUP, _PORT = "224.0.0.251", 5353
 _MOST_NAMES = 256

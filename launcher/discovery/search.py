@@ -59,7 +59,7 @@ class Discovery:
     proposal: Proposal | None = None
     written: InventoryUpdate | None = None
     problems: tuple[LauncherError, ...] = ()
-    """What the user has to act on, the most severe first."""
+    """Problems for the user to solve, the most severe first."""
 
 
 def discover_machines(search: Search) -> Discovery:

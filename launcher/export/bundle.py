@@ -53,7 +53,7 @@ class Exported:
     step: int
     """Steps that are done; 0 for a new run."""
     steps: tuple[str, ...]
-    """What to do next."""
+    """Next steps of the user."""
 
 
 def export_run(

@@ -74,7 +74,7 @@ class Rendered:
     files: dict[str, str]
     """Name -> text; a name that ends in `.sh` is executable."""
     steps: tuple[str, ...]
-    """What to do next, a line each; commands start in the exported folder."""
+    """Next steps of the user, a line each; commands start in the exported folder."""
 
 
 def pip_arguments(job: ExportedJob) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Connection(ABC):
     units_refusal = ""
     """Why sudo refuses to start the units that are installed there."""
     noise: tuple[str, ...] = ()
-    """What the login shell has printed before the agent's first word."""
+    """Lines that the login shell printed before the agent's first message."""
     host_key = ""
     """The fingerprint of the key that the host has shown, which was verified."""
 

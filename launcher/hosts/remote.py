@@ -63,7 +63,7 @@ class RemoteConnection(Connection):
         """The links of held locks, by token."""
         self._link: AgentLink | None = None
         self.marks: tuple[str, ...] = ()
-        """What the command of the login shell has said of the agent that it looked for."""
+        """Lines of the login shell's command about the agent that it looked for."""
 
     @property
     def is_spent(self) -> bool:

@@ -41,7 +41,7 @@ class DistillationDevices:
     """The devices of a distillation."""
 
     teachers: Sequence[TeacherDevice]
-    """What each teacher may compute on."""
+    """Devices that each teacher may compute on."""
     student: ClusterShape
     """One device."""
     found: Survey | None = None

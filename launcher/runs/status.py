@@ -51,7 +51,7 @@ class RunView:
     training: Mapping[str, Any] | None
     """The leader's `status.json`; None until it has written one."""
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """What others say of themselves, by name: those that have a file for it."""
+    """Reports of the other processes, by name: those that have written one."""
     unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
     """Hosts that did not answer, with the reason."""
     late: Sequence[str] = ()

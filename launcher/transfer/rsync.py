@@ -18,7 +18,7 @@ from typing import IO, Literal
 from launcher.errors import LauncherError, PartialError, PreflightError, UnreachableError
 
 SERVER = "sudo -n -u motley -- /usr/bin/rsync --config=/etc/motley/rsyncd.conf"
-"""What the share role's sudo rule allows on a host; rsync adds `--server --daemon .`."""
+"""Command that the share role's sudo rule allows on a host; rsync adds `--server --daemon .`."""
 
 PARTIAL = ".rsync-partial"
 SILENCE = 60
@@ -27,7 +27,7 @@ SILENCE = 60
 _OLDEST = (3, 2)
 _LOST = (10, 12, 30, 35, 255)
 _TEMPORARY = (PARTIAL, ".tmp-*", ".old-*", ".link-*", ".probe-*", ".lease-*", ".fetched-*")
-"""What writers have not finished: it never travels."""
+"""Patterns of unfinished files, which are never transferred."""
 
 Report = Callable[[str], None]
 

@@ -32,7 +32,7 @@ from setuptools import build_meta
 sys.tracebacklimit = 0  # what is wrong with the sources, not where setuptools saw it
 build_meta.build_wheel(sys.argv[1])
 """
-"""What pip runs in the folder of the sources: `pyproject.toml` names it as `build-backend`."""
+"""Program that builds in the folder of the sources: `pyproject.toml` names its `build-backend`."""
 
 
 def checkout_folder() -> Path | None:

@@ -24,7 +24,7 @@ _REDRAW = 0.5
 _OTHER_LINES = 12
 """Lines of the live view with its events; the rest of a terminal's height is the loss curve."""
 WATCH = "launch status --watch"
-"""What shows a run again."""
+"""Command that shows a run again."""
 
 
 def follow_run(run: Run, report: Callable[[str], None]) -> RunView:

@@ -68,7 +68,7 @@ VERBS_AND_NOUNS = set(
     """,
     )
 )
-"""What says enough alone: a verb whose object is the class, a term of the field, Python's own."""
+"""Words that suffice: a verb whose object is the class, a term of the field, Python's own."""
 
 PARTICIPLE = re.compile(r"(?!(?:need|feed|seed|speed|embed|shed|bleed|exceed|proceed)$)[a-z]+ed$")
 IRREGULAR = set(
@@ -139,6 +139,7 @@ def test_the_exceptions_are_few() -> None:
         ('def f_g():\n    "What is."', ["docstring"]),
         ('"""Of a run."""', ["docstring"]),
         ('STEPS = 3\n"""Of a run."""', ["docstring"]),
+        ('STEPS = 3\n"""What a run does."""', ["docstring"]),
         ('STEPS: int\n"""Steps of a run."""', []),
     ],
 )
@@ -191,7 +192,7 @@ def offences(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
             if text.startswith(FORBIDDEN_STARTS):
                 yield "docstring", getattr(node, "lineno", 1), text[:50].splitlines()[0]
         for line, text in attribute_docstrings(node):
-            if text.startswith("Of "):
+            if text.startswith(FORBIDDEN_STARTS):
                 yield "docstring", line, text[:50].splitlines()[0]
 
 

@@ -62,7 +62,7 @@ class RunProgress:
     logits_position: dict[str, Any] | None = None
     """A student's position in its folder of logits; None for a run on a file."""
     early_stopping: ValidationHistory | None = None
-    """What early stopping had counted."""
+    """Counters of early stopping."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _REJECTED = frozenset(
         *("deleted", "invalid", "draft", "tie"),
     )
 )
-"""What a status says of a line that its annotators did not accept, or of answers of equal rank."""
+"""Statuses of lines that annotators did not accept, or of answers of equal rank."""
 _YES, _NO = frozenset(("true", "1", "yes")), frozenset(("false", "0", "no"))
 _FLAGS = frozenset(
     ("was_cancelled", "cancelled", "is_rejected", "discarded", "skipped", "ignored", "deleted")

@@ -74,7 +74,7 @@ _PACKERS: dict[bytes, Callable[[BinaryIO, str], Any]] = {
         stream, "zstd"
     ),
 }
-"""What opens a packed stream, by its first bytes; messages call it by the second argument."""
+"""Functions that open a compressed stream, by its first bytes; the second argument names it."""
 _XZ_MEMORY = 128 << 20
 _PAGE = "a web page, not the data itself; download the file behind it"
 _PICKLE = "a pickle, which can run code; save its data as Parquet or JSON Lines"
@@ -90,7 +90,7 @@ _REFUSED = {
     b"<html": _PAGE,
     **{bytes((0x80, protocol)): _PICKLE for protocol in range(2, 6)},
 }
-"""What files of other kinds are and what to do, by their first bytes."""
+"""Names of other kinds of files with a remedy, by their first bytes."""
 
 
 def read_records(

@@ -50,7 +50,7 @@ class LabelColumn:
         self._indices = {name: index for index, name in enumerate(names)}
         self._count = classes if isinstance(classes, int) else len(classes)
         self.kind: Kind | None = None
-        """What the labels are, once one is read."""
+        """Kind of the labels, once one is read."""
         self._first = ""
 
     def class_index(self, label: Any, where: str) -> int:

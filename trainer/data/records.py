@@ -35,7 +35,7 @@ class Record(NamedTuple):
     tree: Any
     """Its JSON value; of a table, an object of its columns."""
     source: str
-    """What precedes its number in a message: `file:`, or `file: row `."""
+    """Prefix of its number in a message: `file:`, or `file: row `."""
     number: int
     """Its line, or its row where a file has no lines; counted from 1."""
     begin: int = 0

@@ -72,7 +72,7 @@ class PieceReport:
     label: list[int] = field(default_factory=list[int])
     """The class; -1 where a sample is of none."""
     kind: Kind | None = None
-    """What the labels are."""
+    """Kind of the labels."""
     keys: list[list[Any]] = field(default_factory=list[list[Any]])
     """Rows of `KeyCounts`."""
 

@@ -27,7 +27,7 @@ class Sample:
     line: int = 0
     """Its line, or its number in a file without lines; counted from 1."""
     source: str = field(default="", compare=False)
-    """What precedes `line` in a message, where that is not `file:`."""
+    """Prefix of `line` in a message, where that is not `file:`."""
     rejected: Sample | None = None
     """Worse answer of a preference, after the same prompt."""
 

@@ -70,7 +70,7 @@ class Shape:
     """Must be there."""
     read: Callable[[Tree], Sample]
     learned: str
-    """What of it is learned, for the documentation."""
+    """The part of it that is learned, for the documentation."""
     optional: tuple[str, ...] = ()
     """Used if they are there."""
     idle: tuple[str, ...] = ()

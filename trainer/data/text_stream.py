@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 INCOMPLETE = "\ufffd"
-"""What bytes decode to that are not yet a character."""
+"""Text of bytes that are not yet a character."""
 
 
 class TextStream:

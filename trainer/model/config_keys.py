@@ -60,7 +60,7 @@ CONFIG_KEYS = KeyTable(
         _OTHER_MODELS,
     ),
 )
-"""What Motley's own decoder does with each key. Models of transformers' code are transformers'."""
+"""Support of each key by Motley's own decoder. Models of transformers' code are transformers'."""
 
 _FACTORS = frozenset(
     (

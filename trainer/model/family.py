@@ -46,7 +46,7 @@ class Family:
     classifier: str = ""
     """The class of classifiers; empty if transformers has none."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the class assumes for keys that config.json lacks."""
+    """Values that the class assumes for keys that config.json lacks."""
     gated: bool = True
     """The MLP has a gate."""
     norms: int = 2
@@ -100,7 +100,7 @@ class Family:
     recurrent: bool = False
     """Layers pass a state from token to token, also through padding."""
     gguf: str = ""
-    """What llama.cpp's converter calls it in a GGUF file; empty if such files are not converted."""
+    """Its name in GGUF files, by llama.cpp's converter; empty if such files are not converted."""
     gguf_interleaved: bool = False
     """It reorders the rows of queries and keys: those that turn together are neighbours."""
     kept: SavedActivations = SavedActivations()

@@ -145,7 +145,7 @@ class ClusterShape:
     between: LinkRates | None
     """A host's link to the others; None for one host."""
     remarks: tuple[str, ...] = ()
-    """What was guessed."""
+    """Guesses that were made."""
 
     @property
     def world(self) -> int:

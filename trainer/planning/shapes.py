@@ -46,7 +46,7 @@ class ModelShape:
     recurrent_columns: int = 0
     """Columns of their keys and values, each for all heads."""
     kept: SavedActivations | None = None
-    """What transformers' code keeps; None: Motley's decoder, or Megatron-LM's GPT."""
+    """Activations that transformers' code keeps; None: Motley's decoder, or Megatron-LM's GPT."""
     adapts_experts: bool = False
     """Adapters by default are on experts and routers too, as PEFT's."""
     counted: int | None = None
@@ -56,7 +56,7 @@ class ModelShape:
     in_gguf: bool = False
     """GGUF files of its architecture are converted, if it has no experts."""
     remark: str = ""
-    """What the config leaves open, in words."""
+    """Remark on what the config leaves open."""
 
     @property
     def queries(self) -> int:

@@ -29,7 +29,7 @@ ROWS_EACH = 8
 """Rows of a step for each device, so that every combination has the same step."""
 _WITH_QLORA = ("ddp", "fsdp", "motley")
 _STREAMED = ("ddp", "motley")
-"""What one process, or a coordinator and workers of whole models, may be."""
+"""Strategies of one process, or of a coordinator and workers of whole models."""
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 

@@ -11,7 +11,7 @@ from trainer.config.parallel import Schedule
 from trainer.system.errors import InputError
 
 Data = Literal["ddp", "zero1", "zero2", "fsdp", "diloco", "motley"]
-"""What replicas share. `fsdp` is ZeRO-3; `diloco` exchanges every few hundred steps
+"""Means of data parallelism. `fsdp` is ZeRO-3; `diloco` exchanges every few hundred steps
 (arXiv 2311.08105); `motley` is the exchange of this project, over unequal devices."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Recompute = Literal["none", "selective", "full"]

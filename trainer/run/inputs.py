@@ -68,7 +68,7 @@ class RunInputs:
     first: Callable[[], np.ndarray] | None = None
     """Returns the weights of step 0; None: those of `model_dir` and the config."""
     openers: dict[RequestedBackend, Opener] | None = None
-    """What opens a replica on each backend; None: what opens one of `model_dir`."""
+    """Functions that open a replica on each backend; None: those for `model_dir`."""
 
     @property
     def samples(self) -> int:

@@ -74,7 +74,7 @@ class Worker:
     watts: Callable[[], float | None] = lambda: None
     """The host's power, if a budget needs it and something measures it."""
     rounds: Callable[[StepPlan, TrainState], InnerSteps] | None = None
-    """What makes the inner steps from the state before a round on."""
+    """Function that makes the inner steps after the state before an outer step."""
     stop_reason: str = ""
     _state: TrainState | None = None
     _inner: InnerSteps | None = None

@@ -53,8 +53,8 @@ _MEMORY_ERRORS = (
     "CUDA out of memory",
     "can't start new thread",
 )
-"""What torch's allocator of host memory says, a file that is mapped, CUDA libraries, and Python
-without the memory for a thread's stack."""
+"""Messages of torch's allocator of host memory, of a file that is mapped, of CUDA libraries, and of
+Python without the memory for a thread's stack."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ class KeyTable:
     """The keys that one reader knows."""
 
     what: str
-    """What the keys belong to, as messages call it: `a data line`, `config.json`."""
+    """Owner of the keys, as messages call it: `a data line`, `config.json`."""
     used: frozenset[str]
     harmless: frozenset[str] = frozenset()
     """Change nothing that is learned, computed or reached."""

@@ -53,7 +53,7 @@ _WORDS: dict[NotifyEvent, str] = {
     "resumed": "goes on",
 }
 _FACTS = ("step", "total_steps", "loss", "state", "exit_code", "budget")
-"""What an event repeats of the run's status."""
+"""Fields of the run's status that an event repeats."""
 
 log = logging.getLogger(__name__)
 _Waiting = tuple[NotifyEvent, dict[str, Any]] | None

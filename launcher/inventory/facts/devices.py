@@ -31,7 +31,7 @@ from trainer.system.backends import BACKENDS, Backend
 from trainer.system.kernel_files import read_content
 
 FIELDS = ("uuid", "pci.bus_id", "name", "memory.total")
-"""What nvidia-smi is asked for; the nvidia role asks for the same."""
+"""Fields queried from nvidia-smi; the nvidia role queries the same."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Device:
     strategy: str = ""
     """How that group holds its replica."""
     kind: str = ""
-    """What Vulkan calls a wgpu device: discrete, integrated, virtual or software."""
+    """Vulkan's type of a wgpu device: discrete, integrated, virtual or software."""
 
     @property
     def is_gpu(self) -> bool:
@@ -75,7 +75,7 @@ class Detection:
     """Usable devices, and present but unusable ones (one line each, with a remedy)."""
 
     devices: tuple[Device, ...]
-    """What `motley_devices: auto` trains on: CUDA GPUs and Vulkan's discrete ones, else the CPU."""
+    """Devices of `motley_devices: auto`: CUDA GPUs and Vulkan's discrete ones, else the CPU."""
     problems: tuple[str, ...] = ()
     """Cards that auto would train on, if they worked. They prevent a start."""
     vulkan: tuple[Device, ...] = ()

@@ -18,7 +18,7 @@ FIELDS = (
     *("uuid", "pci.bus_id"),
     *("memory.used", "memory.total", "temperature.gpu", "utilization.gpu", "power.draw"),
 )
-"""What nvidia-smi is asked for."""
+"""Fields queried from nvidia-smi."""
 
 HWMON = Path("/sys/class/hwmon")
 MEMINFO = Path("/proc/meminfo")

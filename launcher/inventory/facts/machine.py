@@ -37,7 +37,7 @@ _CLOUDS = (
         )
     ),
 )
-"""What clouds' hypervisors write into DMI: file, beginning, name. Bare hardware names its maker."""
+"""DMI entries of clouds' hypervisors: file, beginning, name. Bare hardware names its maker."""
 
 SecureBoot = Literal["on", "off", "unknown"]
 

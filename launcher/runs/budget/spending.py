@@ -45,7 +45,7 @@ class IdleHost:
     hourly_cost: float
     """Its rent, and its energy under load."""
     idle_cost: float | None
-    """What it has cost since the last run ended; None: no run has ended."""
+    """Its cost since the last run ended; None: no run has ended."""
     currency: str | None
 
 

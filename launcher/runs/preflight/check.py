@@ -59,7 +59,7 @@ class CheckContext:
         self.script = script
         self.names = names
         self.contents: dict[tuple[str, str, str], HostDigests] = {}
-        """What hosts have of inputs, by host, question and path."""
+        """Digests of inputs on hosts, by host, question and path."""
         self._plan = plan
         self._job = job
 

@@ -34,7 +34,7 @@ from trainer.system.untrusted_data import UnixTime, validate_json
 
 _FILE = re.compile(rf"({RUN_ID})\.(json|run|end)")
 _TORN = re.compile(r"\..+\.[0-9a-f]{8}")
-"""What is written aside: now, or before its process was killed."""
+"""Name of a temporary file: being written, or left by a process that was killed."""
 
 
 @dataclass(frozen=True)

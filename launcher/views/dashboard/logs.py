@@ -32,7 +32,7 @@ class LogQuery:
     """The wanted lines."""
 
     words: str = ""
-    """What they contain, in upper or lower case."""
+    """Text that they contain, in upper or lower case."""
     since: float | None = None
     """Unix seconds: lines since then; a few seconds earlier ones may be among them."""
     after: Place | None = None

@@ -225,7 +225,7 @@ def test_glaive_calls_are_calls_and_its_functions_tools() -> None:
             "a key of the turn contains a lone surrogate",
         ),
         ({"messages": [ASK, ANSWER], "tools": [{"function": "f"}]}, "'function' that is not an "),
-        ({"messages": [ASK, ANSWER], "tools": [function("\ud800")]}, "'tools' holds a lone"),
+        ({"messages": [ASK, ANSWER], "tools": [function("\ud800")]}, "'tools' contains a lone"),
         ({"messages": [ASK, turn("assistant", "a", reasoning_content=["b"])]}, "must be a string"),
         (
             {"messages": [turn("user", [{"type": "image_url", "image_url": {}}]), ANSWER]},

@@ -47,7 +47,7 @@ class TeacherState:
     tokens_per_second: float | None = None
     """The last rate that was measured there, maybe by an earlier process: a plan is made of it."""
     device: str | None = None
-    """What it computes on, as torch names it; None if no model was ever loaded."""
+    """Its device as torch names it; None if no model was ever loaded."""
 
 
 class TeacherHeartbeat:

@@ -30,7 +30,7 @@ _ENTRY_BYTES = 16
 """Most bytes of one entry in memory, with its place; a position and a window have some more."""
 _SLACK = 1 << 20
 _ROUNDED = 0.01
-"""What float16 and sums of float32 may add to a probability, its logarithm or an entropy."""
+"""Most that rounding to float16 and float32 adds to a probability, its logarithm or an entropy."""
 LEVEL = 3
 """Level of zstd, its default: smaller than 1, and 9 is much slower for little gain."""
 _RATIO, _SMALLEST = 1000, 16 << 20

@@ -42,7 +42,7 @@ class AnswerRequest:
     stops: Sequence[str] = ()
     """Texts that end an answer."""
     prompts_per_shard: int = 64
-    """What a killed process loses."""
+    """Prompts that a killed process loses at most."""
     dtype: str = "bfloat16"
 
 

@@ -28,7 +28,7 @@ _ERROR = 4
 _F32 = 0
 """Type of ggml."""
 _NO_MEMORY = -2
-"""What llama_decode returns if a buffer could not be allocated."""
+"""Result of llama_decode if a buffer could not be allocated."""
 
 
 class _ModelParams(ctypes.Structure):

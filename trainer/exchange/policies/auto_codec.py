@@ -46,7 +46,7 @@ class _Window:
     span: float
     """Seconds of the exchange, from the first gradient to the commit."""
     out: float
-    """What of it backward did not hide."""
+    """Seconds of it that backward did not hide."""
 
 
 class CodecChoice:

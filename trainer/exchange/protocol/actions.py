@@ -50,7 +50,7 @@ class Save:
     stream: dict[str, Any] | None = None
     """Where a student stands in its folder of logits."""
     early: ValidationHistory | None = None
-    """What early stopping has counted."""
+    """Counters of early stopping."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 """Thirty years at most: sums and squares of it are finite."""
 Watts = Annotated[float, Field(ge=0, le=1e6)]
 Kind = Literal["train", "evaluate", "generate"]
-"""What a worker does with samples, or with prompts."""
+"""Task of a worker: on samples, or on prompts."""
 Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
 

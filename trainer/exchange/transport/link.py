@@ -32,7 +32,7 @@ _HOLD = 0.02
 _SCRAP = memoryview(bytearray(RECORD))
 """Where bytes go that no link needs any more."""
 _WAIT = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket raises that cannot continue yet."""
+"""Errors of a socket that cannot continue yet."""
 
 _Callback = Callable[["Link"], None]
 
@@ -71,7 +71,7 @@ class Link:
         self.admitted = False
         """Whether the peer is known."""
         self.error: Exception | None = None
-        """What broke the connection, if anything did."""
+        """Error that broke the connection, if one did."""
         self._reason = "the connection was closed"
         self._socket: socket.socket | None = None
         self.peer = "somewhere"

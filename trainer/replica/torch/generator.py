@@ -189,7 +189,7 @@ class _PublishedBackbone:
         self._cache: Any = None
         takes = inspect.signature(backbone.forward).parameters
         self._kept = "cache_params" if "cache_params" in takes else "past_key_values"
-        """What its class calls the cache; that of states alone has the first name."""
+        """Argument by which its class takes the cache; one of states alone has the first name."""
         self._stored: StoredLayers | None = None
         if store is None:
             forget_store(backbone)

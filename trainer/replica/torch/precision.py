@@ -65,7 +65,7 @@ class LossScale:
             )
         self._scaler.scale(torch.zeros((), device=device))  # it makes its state at the first use
         self.value = self._scaler.get_scale()
-        """What to multiply the loss by before backward."""
+        """Factor of the loss before backward."""
 
     def unscale_gradients(self, gradients: Sequence[Tensor], loss: Tensor) -> bool:
         """Unscale gradients in place, and return whether they are to be used.

@@ -28,7 +28,7 @@ class Environment:
     """Where rank 0 listens."""
     port: int
     source: str
-    """What said so, for messages."""
+    """Source of these values, for messages."""
     by_torchrun: bool = False
     """Whether torchrun holds the store in which ranks meet."""
     attempt: str = "0"

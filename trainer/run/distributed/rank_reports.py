@@ -41,7 +41,7 @@ class RankReport:
     host: str
     device: str
     facts: dict[str, str]
-    """What all ranks must have in common, by names for people."""
+    """Values that all ranks must have in common, by names for people."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from trainer.system.process.child import signal_group
 
 SCHEMA = "motley.notify/2"
 COMMAND_VARIABLE = "MOTLEY_NOTIFY"
-"""What a supervisor hands to its process: the start's command as a JSON list, empty for none."""
+"""Variable that a supervisor sets for its process: the start's command as a JSON list, or empty."""
 TIME_LIMIT = 10.0
 """Seconds that one try may take."""
 PAUSES = (1.0, 5.0, 25.0)

@@ -98,7 +98,7 @@ class Pipeline:
         self._gradients = self._gradient.split([part.numel() for part in self.parameters.values()])
         shared = tied and holders[0] != holders[-1] and _TABLE in self.parameters
         self.copied = [_TABLE] if shared else []
-        """What both the first stage and the last hold: a tied embedding that is trained."""
+        """Parameters of both the first stage and the last: a tied embedding that is trained."""
         self._schedule: Any = None
         self._shape = (0, 0)
         self._micros: list[MicroBatch] = []

@@ -43,7 +43,7 @@ class GroupLink:
         self._end = end
         self._sending = threading.Lock()
         self._bytes = bytearray()
-        """What has arrived of a message."""
+        """Bytes of a message that have arrived."""
         self._whole = deque[GroupMessage]()
 
     def fileno(self) -> int:

@@ -36,7 +36,7 @@ _CAUSE_WINDOW = 0.5
 """Seconds in which others than the first member to end may turn out to be the cause."""
 
 Body = Callable[[GroupLink, int], int]
-"""What a member does: takes its link and its rank in the group, returns its exit code."""
+"""Main function of a member: takes its link and its rank in the group, returns its exit code."""
 
 
 @dataclass
