@@ -151,7 +151,7 @@ def test_a_rank_with_other_weights_is_named_and_nothing_is_written(hands: Hands)
     both = [hands.rank(0), hands.rank(1, "--set", f"model.path={folder}")]
     for process in both:
         assert process.wait() == 4, process.text
-        says = f"rank 1 on {os.uname().nodename} : its model differs from that of rank 0"
+        says = f"rank 1 on {os.uname().nodename}: its model differs from that of rank 0"
         assert says in process.text, process.text
         assert "Traceback" not in process.text
     assert not (hands.output / "checkpoints").exists()

@@ -48,7 +48,7 @@ def test_workers_of_another_job_are_refused(cluster: Cluster) -> None:
         ("config differs", start_other_worker("length", training__max_steps=3)),
         ("model or script differs", start_other_worker("model", model__path=other_model(cluster))),
         ("data differs", start_other_worker("data", data__train=other_data(cluster))),
-        ("run differs", start_other_worker("run-id", run_id="another-runs")),
+        ("another run", start_other_worker("run-id", run_id="another-runs")),
         (
             "version of Motley differs",
             start_other_worker("version", "--claim", "motley_version:0.0.1"),
