@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
+
+from launcher.agent.archive import agent_script
+from launcher.inventory.facts.devices import Detection
+from launcher.inventory.facts.vulkan import select_usable
+from trainer.system.untrusted_data import validate_data
 
 SCHEMA = "motley.verify/1"
 COLUMNS = ("host", "system", "python", "motley", "devices", "share", "link", "clock")
@@ -13,27 +17,19 @@ COLUMNS = ("host", "system", "python", "motley", "devices", "share", "link", "cl
 
 def report(base: dict[str, Any], **answers: Any) -> dict[str, Any]:
     """Registered answers of one host -> its report (motley.verify/1), JSON values only."""
-    reading = _device_filters()
-    cards = reading.cards(answers["lspci"].get("stdout", ""))
-    cuda = reading.cuda(answers["nvidia"], cards)
-    shown = reading.adapters(answers["vulkan"], cards)
-    usable = reading.usable_adapters(shown, answers["allow_software"])
-    seen = {adapter["pci"] for adapter in shown}
-    dark = [card for card in cards if card["vendor"] != "10de" and card["address"] not in seen]
+    found = _read_detection(answers["devices"])
+    usable = select_usable(found.adapters, answers["allow_software"])
     python = [one.get("stdout", "").split()[-1] for one in answers["pythons"] if one.get("stdout")]
     installed = _json(answers["installed"]) if answers["installed"] else {}
     return {
         "schema": SCHEMA,
         **base,
         "driver": _first(answers["driver"]) if answers["driver"].get("rc") == 0 else "",
-        "cards": cards,
-        "cuda": cuda["devices"],
-        "vulkan": shown,
-        "usable_vulkan": usable,
-        "problems": [
-            *cuda["problems"],
-            *(f"{card['title']}: Vulkan does not show it" for card in dark),
-        ],
+        "cards": [asdict(card) for card in found.cards],
+        "devices": [asdict(device) for device in found.devices],
+        "vulkan": [asdict(adapter) for adapter in found.adapters],
+        "usable_vulkan": [asdict(adapter) for adapter in usable],
+        "problems": [*found.problems, *found.vulkan_problems],
         "python": python[0] if python else "",
         "wheel": {key: installed.get(key) for key in ("version", "sha256")} if installed else None,
         "share": _measured(answers["share"]),
@@ -77,11 +73,15 @@ def table(reports: list[dict[str, Any]], hosts: list[str]) -> list[str]:
 
 def _devices(one: dict[str, Any]) -> list[str]:
     driver = f" driver {one['driver']}" if one["driver"] else ""
-    lines = [f"cuda {d['pci']} {d['name']} {_size(d['memory'])}{driver}" for d in one["cuda"]]
+    lines = [
+        f"cuda {d['pci']} {d['name']} {_size(d['memory'])}{driver}"
+        for d in one["devices"]
+        if d["backend"] == "cuda"
+    ]
     lines += [
         f"vulkan {d['pci'] or d['kind']} {d['name']}, {d['driver']}" for d in one["usable_vulkan"]
     ]
-    return [" ".join(line.split()) for line in lines] or ["cpu only"]
+    return [" ".join(line.split()) for line in lines] or ["cpu only" if one["devices"] else "-"]
 
 
 def _size(memory: int | None) -> str:
@@ -131,6 +131,17 @@ def _link(answers: dict[str, Any]) -> dict[str, Any]:
     return {"error": found.get("error") or f"link {found.get('stage')}: {found.get('detail')}"}
 
 
+def _read_detection(result: dict[str, Any]) -> Detection:
+    """Return a host's devices; what kept it from reporting them is a problem."""
+    measured = _measured(result)
+    if "error" in measured:
+        return Detection((), (f"devices: {measured['error']}",))
+    try:
+        return validate_data(Detection, measured, "devices", least=0)
+    except ValueError as error:
+        return Detection((), (str(error),))
+
+
 def _measured(result: dict[str, Any]) -> dict[str, Any]:
     """Return what the agent's code printed, or what kept it from printing."""
     measured = _json(result.get("stdout", ""))
@@ -138,13 +149,6 @@ def _measured(result: dict[str, Any]) -> dict[str, Any]:
         return measured
     lines = f"{result.get('stderr', '')}\n{result.get('msg', '')}".split("\n")
     return {"error": next((line.strip() for line in lines if line.strip()), "no answer")}
-
-
-def agent_script(_nothing: object = None) -> str:
-    """Return the agent's code as a program that answers one request."""
-    from launcher.agent.archive import agent_script  # Ansible runs in Motley's environment
-
-    return agent_script()
 
 
 def _first(result: dict[str, Any]) -> str:
@@ -159,24 +163,13 @@ def _json(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _device_filters() -> Any:
-    """Return the neighbour plugin: Ansible loads each file alone, as no package."""
-    path = Path(__file__).with_name("motley_devices.py")
-    spec = importlib.util.spec_from_file_location("motley_devices_of_verify", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class FilterModule:
     """What Ansible asks a filter plugin for."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by the names that tasks use."""
         return {
-            "motley_verify_agent": agent_script,
+            "motley_verify_agent": lambda _nothing: agent_script(),
             "motley_verify_report": report,
             "motley_verify_table": table,
         }

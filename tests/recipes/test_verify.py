@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launcher.inventory.facts.devices import Detection, Device, detect_devices
+from launcher.inventory.facts.pci import parse_lspci
 from tests import ROOT
 from tests.ports import free_port
 from tests.recipes.plugins import load
@@ -45,7 +48,7 @@ def answer_of(asked: subprocess.Popen[str]) -> dict[str, str]:
 def test_a_share_is_written_and_read_and_left_clean(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     answer = answer_of(ask("share", {"path": str(tmp_path), "deadline": 20}))
-    (report,) = [host_report("a", "lspci-no-card.txt", share=answer)]
+    (report,) = [host_report("a", share=answer)]
     assert report["share"]["status"] in ("ok", "warn")
     assert "a durable file in" in report["share"]["detail"]
     assert [*(tmp_path / "checkpoints").iterdir()] == []
@@ -56,7 +59,7 @@ def test_a_link_is_measured_both_ways_and_the_listener_ends_by_itself() -> None:
     listener = ask("listen", {**target, "peers": ["lambda"], "deadline": 30})
     answer = answer_of(ask("connect", {**target, "name": "lambda", "deadline": 30}))
     assert json.loads(answer_of(listener)["stdout"])["connected"] == ["lambda"]
-    link = host_report("lambda", "lspci-no-card.txt", link=answer)["link"]
+    link = host_report("lambda", link=answer)["link"]
     assert link["to_mbit_s"] > 0
     assert link["from_mbit_s"] > 0
     assert link["round_trip_ms"] >= 0
@@ -65,7 +68,7 @@ def test_a_link_is_measured_both_ways_and_the_listener_ends_by_itself() -> None:
 def test_a_link_that_is_refused_is_an_error_of_its_host() -> None:
     target = {"address": "127.0.0.1", "port": free_port(), "token": "one of this play"}
     answer = answer_of(ask("connect", {**target, "name": "lambda", "deadline": 0.1}))
-    report = host_report("lambda", "lspci-no-card.txt", link=answer)
+    report = host_report("lambda", link=answer)
     assert report["link"] == {"error": "link refused: connection refused"}
 
 
@@ -108,13 +111,29 @@ def test_a_host_without_a_clock_is_refused_with_one_line(tmp_path: Path) -> None
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def host_report(host: str, lspci: str, sha256: str = "ab" * 32, **answers: Any) -> dict[str, Any]:
+def detect(
+    folder: Path, lspci: str, *, nvidia: tuple[int, str] = (127, ""), vulkaninfo: str = ""
+) -> dict[str, str]:
+    """Return the answer of a host whose cards and programs are the recorded ones."""
     text = (RECORDED / lspci).read_text(encoding="utf-8")
+    for card in parse_lspci(text):
+        pci = folder / "pci" / card.address
+        (pci / "drm" / "renderD128").mkdir(parents=True)
+        for name in ("vendor", "device"):
+            (pci / name).write_text(f"0x{getattr(card, name)}\n")
+        (pci / "class").write_text("0x030000\n")
+    code, output = nvidia
+    answers = {"lspci": (0, text), "nvidia-smi": (code, output and recorded(output))}
+    if vulkaninfo:
+        answers["vulkaninfo"] = (0, recorded(vulkaninfo))
+    found = detect_devices(lambda argv: answers.get(argv[0], (127, "")), folder / "pci")
+    return {"stdout": json.dumps(asdict(found))}
+
+
+def host_report(host: str, sha256: str = "ab" * 32, **answers: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
-        "lspci": {"stdout": text},
-        "nvidia": {"rc": 2, "msg": "[Errno 2] No such file or directory: b'nvidia-smi'"},
+        "devices": {"stdout": json.dumps(asdict(Detection((Device("cpu", "cpu"),))))},
         "driver": {"rc": 2},
-        "vulkan": {"rc": 2, "msg": "[Errno 2] No such file or directory: b'vulkaninfo'"},
         "pythons": [{"rc": 2, "msg": "none"}, {"rc": 0, "stdout": "Python 3.11.2"}],
         "installed": json.dumps({"version": "0.1.0", "sha256": sha256}),
         "share": {"stdout": json.dumps({"status": "ok", "detail": "/srv, 12 ms", "remedy": ""})},
@@ -130,24 +149,38 @@ def host_report(host: str, lspci: str, sha256: str = "ab" * 32, **answers: Any) 
     return verify.report({"host": host, "system": "Debian 12.15"}, **{**given, **answers})
 
 
-def read(name: str) -> dict[str, Any]:
-    return {"rc": 0, "stdout": (RECORDED / name).read_text(encoding="utf-8")}
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text(encoding="utf-8")
 
 
-def test_one_table_shows_devices_by_pci_address() -> None:
+def test_devices_are_those_that_discovery_finds() -> None:
+    answer = answer_of(ask("devices", {"allow_software": False}))
+    report = host_report("a", devices=answer)
+    found = detect_devices()
+    assert [one["id"] for one in report["devices"]] == [one.id for one in found.devices]
+    assert report["problems"] == [*found.problems, *found.vulkan_problems]
+
+
+def test_one_table_shows_devices_by_pci_address(tmp_path: Path) -> None:
     reports = [
         host_report(
             "intel",
-            "lspci-w5700x-pair.txt",
-            vulkan=read("vulkaninfo-w5700x-pair.txt"),
+            devices=detect(
+                tmp_path / "intel",
+                "lspci-w5700x-pair.txt",
+                vulkaninfo="vulkaninfo-w5700x-pair.txt",
+            ),
             is_coordinator=True,
         ),
         host_report(
             "lambda",
-            "lspci-rtx4090-beside-igpu.txt",
-            nvidia=read("nvidia-smi-rtx4090.txt"),
+            devices=detect(
+                tmp_path / "lambda",
+                "lspci-rtx4090-beside-igpu.txt",
+                nvidia=(0, "nvidia-smi-rtx4090.txt"),
+                vulkaninfo="vulkaninfo-rtx4090-beside-igpu.txt",
+            ),
             driver={"rc": 0, "stdout": "580.178.04\n"},
-            vulkan=read("vulkaninfo-rtx4090-beside-igpu.txt"),
         ),
     ]
     json.dumps(reports)
@@ -168,27 +201,33 @@ def test_one_table_shows_devices_by_pci_address() -> None:
     assert "llvmpipe" not in table
 
 
-def test_what_does_not_work_stands_below_the_table() -> None:
+def test_what_does_not_work_stands_below_the_table(tmp_path: Path) -> None:
+    no_driver = (9, "nvidia-smi-no-driver.txt")
+    both = detect(tmp_path / "lambda", "lspci-rtx4090-beside-igpu.txt", nvidia=no_driver)
     reports = [
         host_report(
             "intel",
-            "lspci-w5700x-pair.txt",
+            devices=detect(tmp_path / "intel", "lspci-w5700x-pair.txt"),
             share={"rc": 1, "stderr": "runuser: user motley does not exist", "stdout": ""},
             links_skipped="a run is active",
             installed="",
             clock={},
             synchronized={"rc": 1},
         ),
-        host_report("lambda", "lspci-rtx4090-beside-igpu.txt", link={"msg": ""}),
-        host_report("third", "lspci-no-card.txt", sha256="cd" * 32),
+        host_report("lambda", devices=both, link={"msg": ""}),
+        host_report("third", sha256="cd" * 32, devices={"stderr": "needs Python 3.11"}),
+        host_report("fourth", devices={"stdout": '{"cards": []}'}),
     ]
-    lines = verify.table(reports, ["intel", "lambda", "third", "gone"])
+    lines = verify.table(reports, ["intel", "lambda", "third", "fourth", "gone"])
     text = "\n".join(lines)
-    assert "intel: 0000:0c:00.0 Radeon Pro W5700X: Vulkan does not show it" in lines
+    assert any(line.startswith("intel: 0000:0c:00.0 Radeon Pro W5700X ") for line in lines)
+    assert "third: devices: needs Python 3.11" in lines
+    assert "fourth: devices: devices: Field required" in lines
+    assert not any(line.startswith("third ") and "cpu only" in line for line in lines)
     assert "intel: runuser: user motley does not exist" in lines
     assert "lambda: no answer" in lines
     assert any("NVIDIA card at 0000:01:00.0 cannot be used" in line for line in lines)
     assert "a run is active" in text
     assert any(line.split()[:3] == ["gone", "no", "report:"] for line in lines)
     assert "the hosts do not have the same wheel: launch cluster push" in lines
-    assert max(len(line) for line in lines[:6]) < 160
+    assert max(len(line) for line in lines[:7]) < 160

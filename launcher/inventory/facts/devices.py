@@ -26,6 +26,7 @@ from launcher.inventory.facts.pci import (
     normal_address,
     read_cards,
 )
+from launcher.inventory.facts.vulkan import Adapter
 from trainer.system import cgroups, nvidia_smi
 from trainer.system.backends import BACKENDS, Backend
 from trainer.system.kernel_files import read_content
@@ -82,6 +83,10 @@ class Detection:
     """wgpu devices, discrete ones first; an inventory may list any of them."""
     vulkan_problems: tuple[str, ...] = ()
     """Cards that Vulkan lacks, although it could show them. A start fails only if one is listed."""
+    cards: tuple[Card, ...] = ()
+    """The graphics cards on the bus, usable or not."""
+    adapters: tuple[Adapter, ...] = ()
+    """All that Vulkan shows, software included; empty where it is not queried."""
 
     def __post_init__(self) -> None:
         for device in (*self.devices, *self.vulkan):
@@ -107,12 +112,14 @@ def detect_devices(
     nvidia = [card for card in found_cards if card.vendor == NVIDIA]
     others = tuple(card for card in found_cards if card.vendor != NVIDIA)
     cuda = detect_cuda(nvidia, *run(nvidia_smi.query_command(*FIELDS)), confined=in_container())
-    shown, problems = _detect_vulkan(run, others, allow_software)
+    adapters, problems = _detect_vulkan(run, others, allow_software)
+    usable = vulkan.select_usable(adapters, allow_software)
+    shown = tuple(_wgpu_device(adapter, others) for adapter in usable)
     fallback = (Device("cpu", "cpu", cpu_name(), None),)
     # An integrated GPU shares memory and power with the CPU: it is used only if it is listed.
     gpus = (*cuda.devices, *(device for device in shown if device.kind == "discrete"))
     devices = gpus if gpus or cuda.problems else fallback
-    return Detection(devices, cuda.problems, shown, problems)
+    return Detection(devices, cuda.problems, shown, problems, found_cards, adapters)
 
 
 def detect_cuda(
@@ -133,7 +140,7 @@ def detect_cuda(
 
 def _detect_vulkan(
     run: Runner, others: tuple[Card, ...], allow_software: bool
-) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+) -> tuple[tuple[Adapter, ...], tuple[str, ...]]:
     """Query Vulkan if there is a card for it or software is allowed."""
     if not others and not allow_software:
         return (), ()
@@ -149,8 +156,7 @@ def _detect_vulkan(
         for card in others
         if card.address not in seen and (card.node or not in_container())
     )
-    shown = vulkan.select_usable(adapters, allow_software)
-    return tuple(_wgpu_device(adapter, others) for adapter in shown), problems
+    return adapters, problems
 
 
 def _wgpu_device(adapter: vulkan.Adapter, others: Sequence[Card]) -> Device:
