@@ -49,15 +49,15 @@ def push(
     """
     from launcher.errors import ConfigError
     from launcher.terminal import note
-    from launcher.transfer.push import Fleet, update_tree
-    from launcher.transfer.wheel import wheel_to_push
+    from launcher.transfer.push import Fleet, serialize_update
+    from launcher.transfer.wheel import choose_wheel
     from launcher.views import render
 
     if rollback and wheel is not None:
         raise ConfigError("--rollback returns to the version on the hosts; leave out --wheel")
     fleet = Fleet(cluster.hosts, note)
     with tempfile.TemporaryDirectory(prefix="motley-push-") as folder:
-        built = None if rollback else wheel_to_push(wheel, Path(folder))
+        built = None if rollback else choose_wheel(wheel, Path(folder))
         updates = fleet.push_version(built, quick=quick, force=force, dry_run=dry_run)
     if as_json:
         tree = {
@@ -65,7 +65,7 @@ def push(
             "dry_run": dry_run,
             "version": built.version if built else None,
             "sha256": built.sha256 if built else None,
-            "hosts": [update_tree(update) for update in updates],
+            "hosts": [serialize_update(update) for update in updates],
         }
         render.print_json(tree)
         return

@@ -19,7 +19,7 @@ from launcher.files import MANAGED_STATE
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import AT_ONCE, REACH, ask_each
-from launcher.hosts.survey import with_devices
+from launcher.hosts.survey import apply_devices
 from launcher.inventory.facts.devices import Detection
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.hosts import Host
@@ -127,7 +127,7 @@ def _ask_candidate(
     is_open = next(opened) <= AT_ONCE
     if not is_open:
         connection.close()
-    learned, _ = with_devices(host, detection)
+    learned, _ = apply_devices(host, detection)
     return FoundMachine(
         host=replace(learned, cores=machine.cores, memory=machine.memory),
         sources=candidate.sources,

@@ -29,7 +29,7 @@ from launcher.export.job import (
     setup_script,
 )
 from launcher.export.target import Target, check_strategy
-from launcher.transfer.wheel import wheel_to_push
+from launcher.transfer.wheel import choose_wheel
 from trainer.checkpoint.reader import FOLDER, SHARDED, complete_checkpoints, read_owner, read_step
 from trainer.config.run import RunConfig
 from trainer.data.sources import HUB
@@ -147,7 +147,7 @@ def _write_bundle(
         else:
             shutil.copyfile(source, made / name)
         settings[key] = name
-    facts = wheel_to_push(wheel, made)
+    facts = choose_wheel(wheel, made)
     if facts.path.parent != made.absolute():
         shutil.copyfile(facts.path, made / facts.path.name)
     inside = config.with_settings(settings)

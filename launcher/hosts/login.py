@@ -30,7 +30,7 @@ from paramiko import agent, auth_strategy, pkey  # pyright: ignore[reportMissing
 
 from launcher.errors import ConfigError, UnreachableError
 from launcher.hosts.host_keys import HostKeys
-from launcher.hosts.ssh_config import CONNECT_TIMEOUT, SshRoute, jump_to
+from launcher.hosts.ssh_config import CONNECT_TIMEOUT, SshRoute, resolve_jump
 
 MOST_OUTPUT = 1 << 20
 """Characters that a program may print."""
@@ -77,7 +77,7 @@ class Login:
             if route.first_value(name.lower()):
                 raise ConfigError(f"{where}: Motley does not support ssh's {name}; see docs/ssh.md")
         self._keys = HostKeys(where, route)
-        jump = jump_to(route, where)
+        jump = resolve_jump(route, where)
         self._through = Login(f"{where}: jump host {route.jumps[-1]}", jump) if jump else None
         identities = "".join(f"IdentityFile {path}\n" for path in route.all_values("identityfile"))
         # Of what `ssh -G` prints the identities alone: paramiko keeps the first of several
@@ -120,7 +120,7 @@ class Login:
                 warn=True,
                 in_stream=False,
                 timeout=deadline,
-                watchers=[_Bound()],
+                watchers=[_OutputLimit()],
             )
         except CommandTimedOut:
             raise TimeoutError from None
@@ -360,7 +360,7 @@ class _Agent(agent.Agent):
             stream.close()
 
 
-class _Bound(StreamWatcher):
+class _OutputLimit(StreamWatcher):
     """Ends a program that prints more than is kept in memory."""
 
     def submit(self, stream: str) -> Iterator[str]:

@@ -157,10 +157,10 @@ class RemoteConnection(Connection):
             if self._closed:
                 raise UnreachableError(f"host {self.host}: the connection was closed")
             if self._link is None or self._link.broken is not None:
-                self._link = self._new_link()
+                self._link = self._start_link()
             return self._link
 
-    def _new_link(self) -> AgentLink:
+    def _start_link(self) -> AgentLink:
         """Return a new link, of whose agent this connection then has the properties."""
         link = self._open_link()
         schema = link.hello.get("schema")

@@ -156,7 +156,7 @@ class AgentLink:
         try:
             self.pipe.send(line)
         except OSError as error:
-            self._fail_link(_connection_lost(error))
+            self._fail_link(_describe_lost_connection(error))
             raise UnreachableError(str(self.broken)) from None
         finally:
             self._sending.release()
@@ -185,7 +185,7 @@ class AgentLink:
         except frames.FrameError as error:
             self._fail_link(f"its agent sent {error}")
         except OSError as error:
-            self._fail_link(_connection_lost(error))
+            self._fail_link(_describe_lost_connection(error))
         return None
 
     def _take_line(self, line: bytes | None) -> None:
@@ -233,5 +233,5 @@ class AgentLink:
         self.pipe.close()
 
 
-def _connection_lost(error: OSError) -> str:
+def _describe_lost_connection(error: OSError) -> str:
     return f"connection lost ({error.strerror or error or type(error).__name__})"

@@ -21,7 +21,7 @@ from launcher.hosts.host_keys import CHANGED
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
-from launcher.hosts.ssh_config import SshRoute, route_to
+from launcher.hosts.ssh_config import SshRoute, resolve_route
 from launcher.inventory.hosts import Host
 
 
@@ -46,7 +46,7 @@ def connect_host(host: Host) -> Connection:
             f"host {host.name}: the run's plan names it, but the inventory does not; give the "
             "inventory that lists it: --inventory FILE"
         )
-    return _pooled_connection(host)
+    return _get_pooled_connection(host)
 
 
 def visit_host(host: Host) -> tuple[Connection, str]:
@@ -59,7 +59,7 @@ def visit_host(host: Host) -> tuple[Connection, str]:
     """
     if host.is_local:
         return connect_host(host), ""
-    connection = _pooled_connection(host, visiting=True)
+    connection = _get_pooled_connection(host, visiting=True)
     if VISITS not in connection.marks:
         return connection, ""
     found = NoAgentError("", [mark for mark in connection.marks if mark != VISITS])
@@ -74,7 +74,7 @@ def find_route(host: Host) -> SshRoute:
     Raises:
         ConfigError: as `connect`.
     """
-    return route_to(host, _POOL.accept_new)
+    return resolve_route(host, _POOL.accept_new)
 
 
 def is_changed_key(error: Exception) -> bool:
@@ -112,7 +112,7 @@ _PLACE = attrgetter(
 """Key of a host's connection: hosts with equal keys share one, whatever else differs."""
 
 
-def _pooled_connection(host: Host, visiting: bool = False) -> RemoteConnection:
+def _get_pooled_connection(host: Host, visiting: bool = False) -> RemoteConnection:
     key = (visiting, _PLACE(host))
     with _POOL.guard:
         connection = _POOL.connections.get(key)

@@ -89,7 +89,7 @@ class SshRoute:
         return [value for value in self.settings.get(name, ()) if value.lower() != "none"]
 
 
-def route_to(host: Host, accept_new: bool = False) -> SshRoute:
+def resolve_route(host: Host, accept_new: bool = False) -> SshRoute:
     """Return how ssh reaches a host of the inventory.
 
     With `accept_new`, ssh records the keys of unknown hosts; changed keys stay refused.
@@ -125,11 +125,11 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
     return _read_route((program, *arguments, *named), command, destination, where, accept_new)
 
 
-def jump_to(route: SshRoute, where: str) -> SshRoute | None:
+def resolve_jump(route: SshRoute, where: str) -> SshRoute | None:
     """Return how ssh reaches the last jump host before a host; None if there is none.
 
     Raises:
-        ConfigError: as `route_to`.
+        ConfigError: as `resolve_route`.
     """
     if not route.jumps:
         return None

@@ -57,7 +57,7 @@ class Survey:
         return {name: machine.identity for name, machine in self.machines.items()}
 
 
-def survey_connected(
+def survey_connections(
     hosts: Sequence[Host],
     connections: Mapping[str, Connection],
     unreachable: Mapping[str, LauncherError] | None = None,
@@ -80,10 +80,10 @@ def survey_connected(
     spare: dict[str, tuple[Device, ...]] = {}
     for host in hosts:
         if host.name in found:
-            host, problems[host.name] = with_devices(host, found[host.name])
+            host, problems[host.name] = apply_devices(host, found[host.name])
             spare[host.name] = _find_unused_gpus(host, found[host.name])
         if host.name in machines:
-            host = _with_machine(host, machines, connections[host.name])
+            host = _apply_machine(host, machines, connections[host.name])
         if PurePosixPath(SHARE).name in shares.get(host.name, ()):
             host = replace(host, share_folder=SHARE)
         learned.append(host)
@@ -101,7 +101,7 @@ def survey_connected(
     )
 
 
-def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...]]:
+def apply_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...]]:
     """Return a host with its detected devices, and the problems with them.
 
     Without a list in the inventory these are all that `auto` takes; else those that it names.
@@ -150,7 +150,7 @@ def _device_question(host: Host) -> dict[str, Any] | None:
     return {"allow_software": any(device.id.lower() in SOFTWARE_VULKAN for device in accelerators)}
 
 
-def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Connection) -> Host:
+def _apply_machine(host: Host, machines: Mapping[str, Machine], connection: Connection) -> Host:
     machine = machines[host.name]
     names = sum(other.identity == machine.identity for other in machines.values())
     folder = host.state_folder

@@ -14,7 +14,7 @@ from launcher.agent.checks.finding import Result
 from launcher.errors import ConfigError, LauncherError, UnreachableError
 from launcher.hosts import fleet, ssh
 from launcher.hosts.fleet import LOOK, REACH, describe_pending, format_error
-from launcher.hosts.survey import Survey, survey_connected
+from launcher.hosts.survey import Survey, survey_connections
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import (
@@ -287,7 +287,7 @@ def check_hosts(
         else UnreachableError(format_error(name, error))
         for name, error in answers.errors.items()
     }
-    found = survey_connected(hosts, answers.found, unreachable)
+    found = survey_connections(hosts, answers.found, unreachable)
     try:
         plan = _plan_answering_hosts(found, job, expect_workers)
         if given is not None and plan is not None and isinstance(job, RunConfig):

@@ -28,7 +28,7 @@ from launcher.files import default_state_folder
 from launcher.hosts import fleet
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH
-from launcher.hosts.survey import Survey, survey_connected
+from launcher.hosts.survey import Survey, survey_connections
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place_run
@@ -84,7 +84,7 @@ def survey_hosts(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
     """
     asked = [h for h in hosts if h.is_local or h.devices is None or not only_to_plan]
     connections = fleet.ask_hosts(asked, lambda _, connection: connection, REACH).require()
-    found = survey_connected(hosts, connections)
+    found = survey_connections(hosts, connections)
     raise_all([*found.failures.values()])
     return found
 

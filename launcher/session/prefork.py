@@ -101,15 +101,15 @@ class Children:
         """End what is left; a child that was forked is an orphan like others."""
         if self._program is not None:
             signal_group(self._program, signal.SIGKILL)
-        self._let_go()
+        self._release_program()
         kill_orphans()
 
     def _note_ended(self, ended: Mapping[int, int]) -> None:
         self._ended |= ended
         if self._program in ended:
-            self._let_go()
+            self._release_program()
 
-    def _let_go(self) -> None:
+    def _release_program(self) -> None:
         self._program = None
         self._socket.close()
 

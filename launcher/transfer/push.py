@@ -76,14 +76,14 @@ class Fleet:
         Raises:
             LauncherError: as the methods below.
         """
-        self.skip_own()
+        self.skip_checkouts()
         updates = self.plan_updates(wheel)
         if not dry_run:
             refuse_updates(updates, quick, force)
             self.apply_updates(updates, wheel, force)
         return updates
 
-    def skip_own(self) -> None:
+    def skip_checkouts(self) -> None:
         """Leave out hosts that run Motley from elsewhere, such as this checkout.
 
         Raises:
@@ -92,11 +92,13 @@ class Fleet:
         """
         pythons = fleet.ask_hosts(self._hosts, lambda _, there: there.python, REACH).require()
         for name, python in pythons.items():
-            if root_of(python) is None:
+            if installation_root(python) is None:
                 self._report(
                     f"{name} skipped: {python} belongs to no installation that push updates"
                 )
-        self._hosts = [host for host in self._hosts if root_of(pythons[host.name]) is not None]
+        self._hosts = [
+            host for host in self._hosts if installation_root(pythons[host.name]) is not None
+        ]
         if not self._hosts:
             raise ConfigError(f"no host has Motley installed; first: {RECIPE}")
 
@@ -179,7 +181,7 @@ def refuse_updates(updates: Sequence[HostUpdate], quick: bool, force: bool) -> N
         )
 
 
-def update_tree(update: HostUpdate) -> Tree:
+def serialize_update(update: HostUpdate) -> Tree:
     """Return an update for programs."""
     return {
         "host": update.host,
@@ -191,7 +193,7 @@ def update_tree(update: HostUpdate) -> Tree:
     }
 
 
-def root_of(python: str) -> str | None:
+def installation_root(python: str) -> str | None:
     """Return the folder of an installation by its Python; None for any other Python."""
     parts = PurePosixPath(python)
     if parts.parts[-3:-1] != ("current", "bin"):
@@ -231,7 +233,7 @@ def _install_on_host(
     log = f"{folder}/{secrets.token_hex(4)}.log"
     python = connection.python
     argv = [python, "-P", "-m", "launcher.installation", *arguments, "--as-job"]
-    argv += ["--root", str(root_of(python))]
+    argv += ["--root", str(installation_root(python))]
     environment: Mapping[str, str] = {}
     if wheel is not None:
         path = f"{folder}/{wheel.path.name}"

@@ -84,7 +84,7 @@ def push_inputs(hosts: Sequence[Host], paths: Sequence[Path], report: Report) ->
         names[name] = path.resolve()
 
     def push(host: Host, there: Connection) -> SyncResult:
-        place = find_place(host, there, "inputs")
+        place = find_endpoint(host, there, "inputs")
         moved = TransferStats()
         for name, path in names.items():
             if path.is_dir():
@@ -108,7 +108,7 @@ def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[Syn
         raise ConfigError(f"{source}: is not a folder")
 
     def push(host: Host, there: Connection) -> SyncResult:
-        place = find_place(host, there, "logits")
+        place = find_endpoint(host, there, "logits")
         if mounted := there.ask(find_share_source, place.folder):
             return SyncResult(host.name, place.folder, TransferStats(), f"has them from {mounted}")
         return SyncResult(host.name, place.folder, push_folder(source, place, "", there, report))
@@ -129,7 +129,7 @@ def pull_folder(host: Host, kind: Kind, name: str, target: Path, report: Report)
     if name and not _NAME.fullmatch(name):
         raise ConfigError(f"{name}: is not the name of a folder of {kind}")
     there = fleet.ask_hosts([host], lambda _, found: found, REACH).require()[host.name]
-    place = find_place(host, there, kind)
+    place = find_endpoint(host, there, kind)
     try:
         target.mkdir(parents=True, exist_ok=True)
         moved, complete = _pull_new(place, name, target, report)
@@ -165,7 +165,7 @@ def push_folder(
     return moved + transfer_files(place.host, sources, target, [*options, *last])
 
 
-def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
+def find_endpoint(host: Host, there: Connection, kind: Kind) -> Endpoint:
     """Return where a host keeps inputs, logits or checkpoints, and how rsync gets there.
 
     Raises:

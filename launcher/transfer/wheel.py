@@ -41,7 +41,7 @@ def checkout_folder() -> Path | None:
     return folder if (folder / "pyproject.toml").is_file() else None
 
 
-def wheel_to_push(named: Path | None, folder: Path) -> WheelFacts:
+def choose_wheel(named: Path | None, folder: Path) -> WheelFacts:
     """Return the named wheel, else one of this checkout, which is built into `folder`.
 
     Raises:

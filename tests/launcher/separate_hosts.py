@@ -13,7 +13,7 @@ from benchmarks.rig.network import ShapedNetwork, missing
 from launcher.errors import UnreachableError
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
-from launcher.hosts.survey import Survey, survey_connected
+from launcher.hosts.survey import Survey, survey_connections
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import AGENT, ProcessPipe, state_in
 
@@ -74,7 +74,7 @@ class SeparateHosts:
         self.pipes[name].process.wait()
 
     def survey(self, *hosts: Host) -> Survey:
-        return survey_connected(hosts, self.connections)
+        return survey_connections(hosts, self.connections)
 
     def _open(self, name: str) -> AgentLink:
         if name in self._lost:

@@ -104,9 +104,9 @@ def _read_mounts(controller: str, root: Path) -> Iterator[tuple[str, str]]:
         filesystem, _, options = kind.split(" ", 2)
         found = controller in options.split(",") if filesystem == "cgroup" else not controller
         if filesystem in ("cgroup", "cgroup2") and found:
-            mounted, point = (_unescape(word) for word in source.split(" ")[3:5])
+            mounted, point = (_unescape_octal(word) for word in source.split(" ")[3:5])
             yield mounted, point
 
 
-def _unescape(word: str) -> str:
+def _unescape_octal(word: str) -> str:
     return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), word)

@@ -15,7 +15,7 @@ from launcher.hosts import ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import STARTED
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.ssh_config import route_to
+from launcher.hosts.ssh_config import resolve_route
 from launcher.hosts.ssh_pipe import SshPipe
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
@@ -333,7 +333,7 @@ def refuse(host: Host) -> Connection:
 
 @pytest.mark.cluster
 def test_a_program_that_never_stops_printing_is_ended(server: Server, own_ssh: None) -> None:
-    pipe = SshPipe("host far", route_to(server.host()), f"echo '{STARTED}' >&2; cat")
+    pipe = SshPipe("host far", resolve_route(server.host()), f"echo '{STARTED}' >&2; cat")
     try:
         for program in (("yes",), ("sh", "-c", "yes >&2")):
             with pytest.raises(OSError, match="the program printed more than 1,048,576 characters"):
@@ -347,7 +347,7 @@ def test_a_program_that_never_stops_printing_is_ended(server: Server, own_ssh: N
 @pytest.mark.cluster
 def test_a_host_that_floods_stderr_costs_nothing(server: Server, own_ssh: None) -> None:
     """Neither lines without an end nor lines without number are kept."""
-    route = route_to(server.host())
+    route = resolve_route(server.host())
     flood = f"echo '{STARTED}' >&2; head -c 5000000 /dev/zero >&2; yes | head -c 5000000 >&2; cat"
     pipe = SshPipe("host far", route, flood)
     try:

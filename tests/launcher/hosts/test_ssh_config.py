@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.hosts.ssh_config import route_to
+from launcher.hosts.ssh_config import resolve_route
 from launcher.inventory.hosts import Host
 
 pytestmark = [pytest.mark.needs("ssh"), pytest.mark.usefixtures("own_state")]
@@ -22,7 +22,7 @@ def write(folder: Path, text: str, name: str = "config") -> str:
 
 def settings(host: Host, accept_new: bool = False) -> dict[str, str]:
     """Return what ssh itself makes of the command, with which it logs in."""
-    route = route_to(host, accept_new)
+    route = resolve_route(host, accept_new)
     command = [*route.command, "-G", "--", route.destination]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, str] = {}
@@ -40,7 +40,7 @@ def test_include_aliases_and_wildcards_count(tmp_path: Path) -> None:
         f"{tmp_path}/two\n  GlobalKnownHostsFile none\n  IdentityAgent {tmp_path}/socket\n",
     )
     host = Host(name="intel", ssh_args=("-F", config))
-    route = route_to(host)
+    route = resolve_route(host)
     assert (route.user, route.jumps) == ("me", ())
     found = settings(host)
     assert (found["hostname"], found["port"], found["user"]) == ("10.0.0.3", "2200", "me")
@@ -60,7 +60,7 @@ def test_the_inventory_wins_over_ssh_config(tmp_path: Path) -> None:
         ssh_key=write(tmp_path, "", "lab"),
         ssh_args=("-F", config, "-o", "Port=1", "-o", "ConnectTimeout=3"),
     )
-    route = route_to(host)
+    route = resolve_route(host)
     assert (route.destination, route.user) == ("10.0.0.9", "operator")
     found = settings(host)
     assert found["hostname"] == "10.0.0.9"
@@ -68,7 +68,7 @@ def test_the_inventory_wins_over_ssh_config(tmp_path: Path) -> None:
     assert found["identityfile"] == str(tmp_path / "lab")
     assert found["connecttimeout"] == "8"
     with pytest.raises(ConfigError, match="ansible_ssh_private_key_file: no file /no/such"):
-        route_to(replace(host, ssh_key="/no/such"))
+        resolve_route(replace(host, ssh_key="/no/such"))
 
 
 def test_the_settings_that_verify_win_over_all_others(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_settings_that_verify_win_over_all_others(tmp_path: Path) -> None:
         assert found["connecttimeout"] == "8"
         assert settings(host, accept_new=True)["stricthostkeychecking"] == "accept-new"
         # What ssh gives to a jump host is the file, and there the same holds.
-        given = route_to(host).command[-1]
+        given = resolve_route(host).command[-1]
         alone = subprocess.run(
             ["ssh", "-F", given, "-G", "gate"], capture_output=True, text=True, check=True
         ).stdout
@@ -114,9 +114,12 @@ def test_the_settings_that_verify_win_over_all_others(tmp_path: Path) -> None:
 
 def test_jump_hosts_are_named_in_order(tmp_path: Path) -> None:
     config = write(tmp_path, "Host intel\n  ProxyJump gate,me@[::1]:2202\n")
-    assert route_to(Host(name="intel", ssh_args=("-F", config))).jumps == ("gate", "me@[::1]:2202")
+    assert resolve_route(Host(name="intel", ssh_args=("-F", config))).jumps == (
+        "gate",
+        "me@[::1]:2202",
+    )
     for args in (("-J", "gate"), ("-Jgate",), ("-o", "ProxyJump=gate")):
-        assert route_to(Host(name="other", ssh_args=("-F", config, *args))).jumps == ("gate",)
+        assert resolve_route(Host(name="other", ssh_args=("-F", config, *args))).jumps == ("gate",)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_a_remote_command_that_goes_on_elsewhere_is_refused(
     host = Host(name="inner", ssh_args=("-F", config))
     if goes_on:
         with pytest.raises(ConfigError, match=r"RemoteCommand .* from 192\.0\.2\.9, and"):
-            route_to(host)
+            resolve_route(host)
     else:
         assert settings(host).get("remotecommand", "none") == "none"
 
@@ -170,14 +173,14 @@ def test_without_a_file_of_the_inventory_the_operator_s_own_counts(
 )
 def test_settings_that_ssh_does_not_take_are_one_line(args: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        route_to(Host(name="intel", ssh_args=args))
+        resolve_route(Host(name="intel", ssh_args=args))
     assert str(caught.value).startswith("host intel: ")
     assert "\n" not in str(caught.value)
 
 
 def test_options_that_change_what_ssh_does_are_left_out() -> None:
     args = ("-4NA", "-S", "/tmp/theirs", "-M", "-W", "a:1", "-E/tmp/log", "-w", "0", "-CXY", "-n")
-    command = route_to(Host(name="intel", ssh_args=("-F", "none", *args))).command
+    command = resolve_route(Host(name="intel", ssh_args=("-F", "none", *args))).command
     mine = command[-5:-2]
     assert mine[1:] == ("-4", "-C")
     assert settings(Host(name="intel", ssh_args=("-F", "none", *args)))["forwardagent"] == "no"
@@ -186,7 +189,7 @@ def test_options_that_change_what_ssh_does_are_left_out() -> None:
 def test_a_mistake_is_said_with_the_operator_s_file_and_line(tmp_path: Path) -> None:
     config = write(tmp_path, "Host *\n  Nonsense yes\n")
     with pytest.raises(ConfigError, match=rf"{config}: line 2: Bad configuration option"):
-        route_to(Host(name="intel", ssh_args=("-F", config)))
+        resolve_route(Host(name="intel", ssh_args=("-F", config)))
 
 
 def test_a_file_that_its_group_may_write_counts_as_for_ssh(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_a_file_that_its_group_may_write_counts_as_for_ssh(tmp_path: Path) -> No
 
 
 def test_a_configuration_is_this_user_s_alone(tmp_path: Path) -> None:
-    assert route_to(Host(name="intel", ssh_args=("-F", "none")))
+    assert resolve_route(Host(name="intel", ssh_args=("-F", "none")))
     folder = tmp_path / "state" / "ssh"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
@@ -205,27 +208,27 @@ def test_a_configuration_is_this_user_s_alone(tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_be_kept_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTLEY_STATE_DIR", "/proc/none")
     with pytest.raises(ConfigError, match="host intel: ssh's settings: /proc/none: No such file"):
-        route_to(Host(name="intel", ssh_args=("-F", "none")))
+        resolve_route(Host(name="intel", ssh_args=("-F", "none")))
 
 
 def test_a_name_that_is_an_option_is_no_name() -> None:
     with pytest.raises(ConfigError, match="'-oProxyCommand=x' is not a host name"):
-        route_to(Host(name="intel", address="-oProxyCommand=x"))
+        resolve_route(Host(name="intel", address="-oProxyCommand=x"))
 
 
 def test_without_ssh_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="host intel: `ssh` is missing here"):
-        route_to(Host(name="intel"))
+        resolve_route(Host(name="intel"))
 
 
 def test_ansible_s_own_arguments_count_before_the_host_s(tmp_path: Path) -> None:
     first = write(tmp_path, "Host *\n  User cfg\n", "first")
     host = Host(name="intel", ssh_port=22, ssh_first_args=("-F", first, "-p", "2200"))
-    route = route_to(host)
+    route = resolve_route(host)
     assert (route.port, route.user) == (2200, "cfg")
     own = write(tmp_path, "Host *\n  User own\n", "own")
-    assert route_to(replace(host, ssh_args=("-F", own))).user == "own"
+    assert resolve_route(replace(host, ssh_args=("-F", own))).user == "own"
 
 
 @pytest.mark.parametrize(
@@ -256,6 +259,6 @@ def test_configurations_of_many_styles(
 ) -> None:
     file = tmp_path / "config"
     file.write_bytes(text.encode(errors="surrogateescape"))
-    route = route_to(Host(name=name, ssh_args=("-F", str(file))))
+    route = resolve_route(Host(name=name, ssh_args=("-F", str(file))))
     assert (route.address, route.port, route.user) == where
     assert settings(Host(name=name, ssh_args=("-F", str(file))))["hostname"] == where[0]

@@ -8,7 +8,7 @@ import pytest
 from launcher.agent.operations import describe_machine
 from launcher.errors import PreflightError, UnreachableError, raise_all
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.survey import survey_connected, with_devices
+from launcher.hosts.survey import apply_devices, survey_connections
 from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.hosts import Host
 from trainer.system.untrusted_data import validate_data
@@ -30,7 +30,7 @@ FOUND = {
 
 
 def test_auto_takes_what_the_host_found() -> None:
-    host, problems = with_devices(Host(name="a"), validate_data(Detection, FOUND, "devices"))
+    host, problems = apply_devices(Host(name="a"), validate_data(Detection, FOUND, "devices"))
     assert host.devices == (Device(**RTX),)
     assert host.auto_devices
     assert problems == ()
@@ -38,7 +38,7 @@ def test_auto_takes_what_the_host_found() -> None:
 
 def test_listed_cards_get_what_the_host_knows_of_them() -> None:
     listed = (Device("wgpu", "0000:0b:00.0"), Device("cuda", "0000:01:00.0"), Device("cpu", "cpu"))
-    host, problems = with_devices(
+    host, problems = apply_devices(
         Host(name="a", devices=listed), validate_data(Detection, FOUND, "devices")
     )
     assert host.devices == (Device(**RADEON), Device(**RTX), Device("cpu", "cpu"))
@@ -48,7 +48,7 @@ def test_listed_cards_get_what_the_host_knows_of_them() -> None:
 
 def test_cards_of_a_replica_group_stay_together() -> None:
     listed = (Device("cuda", "0000:01:00.0", group=0, strategy="ddp"), Device("cpu", "cpu"))
-    host, _ = with_devices(
+    host, _ = apply_devices(
         Host(name="a", devices=listed), validate_data(Detection, FOUND, "devices")
     )
     assert host.devices == (Device(**RTX, group=0, strategy="ddp"), Device("cpu", "cpu"))
@@ -60,7 +60,7 @@ def test_a_listed_card_that_is_not_there_is_a_problem_in_the_hosts_words() -> No
         Device("cuda", "GPU-7"),
         Device("wgpu", "0000:01:00.0"),
     )
-    host, problems = with_devices(
+    host, problems = apply_devices(
         Host(name="a", devices=listed), validate_data(Detection, FOUND, "devices")
     )
     assert host.devices == listed
@@ -74,14 +74,14 @@ def test_a_listed_card_that_is_not_there_is_a_problem_in_the_hosts_words() -> No
 
 def test_a_local_host_learns_its_cores_and_keeps_its_folder() -> None:
     host = Host(name="a", connection="local", devices=())
-    found = survey_connected([host], {"a": LocalConnection()})
+    found = survey_connections([host], {"a": LocalConnection()})
     assert (found.hosts[0].cores or 0) >= 1
     assert found.hosts[0].state_folder is None
     assert found.failures == {}
 
 
 def test_a_remote_host_keeps_its_runs_where_its_agent_says() -> None:
-    found = survey_connected([Host(name="a", devices=())], {"a": LocalConnection()})
+    found = survey_connections([Host(name="a", devices=())], {"a": LocalConnection()})
     assert found.hosts[0].state_folder == LocalConnection().state_folder
 
 
@@ -99,7 +99,7 @@ class Equipped(LocalConnection):
 def test_cards_that_nobody_uses_are_known(
     listed: tuple[Device, ...] | None, spare: list[str]
 ) -> None:
-    found = survey_connected([Host(name="a", devices=listed)], {"a": Equipped()})
+    found = survey_connections([Host(name="a", devices=listed)], {"a": Equipped()})
     assert [device.id for device in found.spare["a"]] == spare
 
 
@@ -114,13 +114,13 @@ def test_software_devices_count_only_where_one_is_listed(listed: str, allowed: b
             asked.extend(question[1:2] if question[0] == "devices" else ())
             return super().call(*question, **more)
 
-    survey_connected([Host(name="a", devices=(Device("wgpu", listed),))], {"a": Asked()})
+    survey_connections([Host(name="a", devices=(Device("wgpu", listed),))], {"a": Asked()})
     assert asked == [{"allow_software": allowed}]
 
 
 def test_hosts_without_a_connection_are_left_as_the_inventory_has_them() -> None:
     host = Host(name="a", devices=())
-    assert survey_connected([host], {}).hosts == (host,)
+    assert survey_connections([host], {}).hosts == (host,)
 
 
 class Old(LocalConnection):
@@ -148,7 +148,7 @@ def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch
     )
     hung = Hung()
     hosts = [Host(name=name, devices=()) for name in "abc"]
-    found = survey_connected(hosts, {"a": LocalConnection(), "b": hung, "c": Old()})
+    found = survey_connections(hosts, {"a": LocalConnection(), "b": hung, "c": Old()})
     hung.over.set()
     assert list(found.machines) == ["a"]
     assert isinstance(found.failures["b"], UnreachableError)
@@ -182,7 +182,7 @@ def test_a_host_of_the_recipe_has_its_default_share() -> None:
     }
     hosts = [Host(name=name, devices=()) for name in ways]
     hosts[1] = Host(name="b", devices=(), share_folder="/mnt/share")
-    found = survey_connected(hosts, ways)
+    found = survey_connections(hosts, ways)
     assert found.failures == {}
     shares = [host.share_folder for host in found.hosts]
     assert shares == ["/srv/motley", "/mnt/share", None, None]
@@ -233,7 +233,7 @@ def card(**changes: object) -> Any:
 )
 def test_facts_of_another_shape_are_that_hosts_failure(lies: dict[str, Any]) -> None:
     hosts = [Host(name="a"), Host(name="b", coordinator=True, devices=())]
-    found = survey_connected(hosts, {"a": Lying(**lies), "b": LocalConnection()})
+    found = survey_connections(hosts, {"a": Lying(**lies), "b": LocalConnection()})
     assert list(found.failures) == ["a"]
     assert str(found.failures["a"]).startswith("host a: ")
     assert "\n" not in str(found.failures["a"])
@@ -253,6 +253,6 @@ def test_a_route_that_is_no_address_is_that_hosts_failure(source: object) -> Non
         Host(name="a", coordinator=True, devices=(Device("cpu", "cpu"),)),
         Host(name="b", devices=(Device("cpu", "cpu"),)),
     ]
-    found = survey_connected(hosts, {"a": head, "b": other})
+    found = survey_connections(hosts, {"a": head, "b": other})
     assert list(found.failures) == ["b"]
     assert source not in found.sources.values()

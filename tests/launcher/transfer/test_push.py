@@ -18,7 +18,7 @@ from launcher.installation import install
 from launcher.installation.environments import WheelFacts, read_wheel
 from launcher.installation.versions import Installation
 from launcher.inventory.hosts import Host
-from launcher.transfer.push import Fleet, HostUpdate, refuse_updates, root_of
+from launcher.transfer.push import Fleet, HostUpdate, installation_root, refuse_updates
 from tests import ROOT
 from tests.launcher.handmade import lock_of, make_wheel
 from tests.launcher.installation.small import uv_lock
@@ -223,7 +223,7 @@ def test_an_installation_that_is_killed(
 def test_hosts_that_run_a_checkout_are_left_out() -> None:
     said: list[str] = []
     with pytest.raises(LauncherError, match="no host has Motley installed"):
-        Fleet([Host(name="here", connection="local")], said.append).skip_own()
+        Fleet([Host(name="here", connection="local")], said.append).skip_checkouts()
     assert said[0].startswith("here skipped: ")
 
 
@@ -237,7 +237,7 @@ def test_hosts_that_run_a_checkout_are_left_out() -> None:
     ],
 )
 def test_where_an_installation_lies(python: str, root: str | None) -> None:
-    assert root_of(python) == root
+    assert installation_root(python) == root
 
 
 def test_a_line_for_people() -> None:

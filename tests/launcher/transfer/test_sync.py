@@ -401,7 +401,7 @@ def test_a_machine_without_rsync_is_told_so(
 def test_a_host_without_a_share_needs_to_say_where_it_is(near: Host) -> None:
     bare = Host(name="near", connection="local")
     with pytest.raises(ConfigError, match="motley_share_folder"):
-        sync.find_place(bare, ssh.connect_host(bare), "checkpoints")
+        sync.find_endpoint(bare, ssh.connect_host(bare), "checkpoints")
 
 
 @pytest.mark.needs("rsync")

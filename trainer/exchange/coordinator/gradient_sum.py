@@ -52,7 +52,7 @@ class ReusedArray:
         memory = self._spare.pop() if self._spare else self._allocate()
         # Views of an array over a buffer keep that array alive, and not only the memory behind it.
         array = np.frombuffer(memory.data, np.float32)
-        weakref.finalize(array, self._recycle, memory).atexit = False
+        weakref.finalize(array, self._recycle_memory, memory).atexit = False
         return array
 
     def _allocate(self) -> Float32:
@@ -60,7 +60,7 @@ class ReusedArray:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         return np.frombuffer(mmap.mmap(-1, 4 * self._size, flags), np.float32)
 
-    def _recycle(self, memory: Float32) -> None:
+    def _recycle_memory(self, memory: Float32) -> None:
         """Take memory back, in whichever thread dropped it."""
         self._spare[:] = [memory]
 

@@ -150,13 +150,13 @@ class LayerStream:
             trains: a backward follows the pass.
         """
         feed = self.feed
-        following = self._following(layer, trains=trains)
+        following = self._following_layer(layer, trains=trains)
         if self._slots is not None:
             return self._slots.get_tensor(layer, name, following)
         feed.hold(layer, following)
         return torch.from_numpy(feed.tensor(layer, name))
 
-    def _following(self, layer: int, *, trains: bool) -> int | None:
+    def _following_layer(self, layer: int, *, trains: bool) -> int | None:
         """Return the layer after this one; None while it goes on, and where there is no other."""
         place, last = self._order.index(layer), len(self._order) - 1
         if place == self._place and place not in (0, last):

@@ -42,9 +42,11 @@ class FrozenWeights:
         self._reads: dict[int, list[_Read]] = {}
         self._places: dict[int, dict[str, tuple[int, int]]] = {}
         for number, tensors in layers.items():
-            self._reads[number], self._places[number] = _arrange(tensors)
+            self._reads[number], self._places[number] = _arrange_reads(tensors)
         self.layers = tuple(sorted(layers))
-        self.span_bytes = max(reads[-1].offset + _size(reads[-1]) for reads in self._reads.values())
+        self.span_bytes = max(
+            reads[-1].offset + _span_size(reads[-1]) for reads in self._reads.values()
+        )
         """Bytes of the largest layer's span."""
         paths = {read.file for reads in self._reads.values() for read in reads}
         self._files = {path: StoredFile(path) for path in paths}
@@ -67,12 +69,12 @@ class FrozenWeights:
         """
         for read in self._reads[layer]:
             file, part = self._files[read.file], f"layer {layer}"
-            file.fill(memory[read.offset : read.offset + _size(read)], read.begin, part)
+            file.fill(memory[read.offset : read.offset + _span_size(read)], read.begin, part)
             file.check_unchanged(part)
-        return sum(map(_size, self._reads[layer]))
+        return sum(map(_span_size, self._reads[layer]))
 
 
-def _arrange(
+def _arrange_reads(
     tensors: Mapping[str, TensorHeader],
 ) -> tuple[list[_Read], dict[str, tuple[int, int]]]:
     """Return the reads of a layer in the order of its memory, and each tensor's begin and end."""
@@ -97,5 +99,5 @@ def _arrange(
     return reads, places
 
 
-def _size(read: _Read) -> int:
+def _span_size(read: _Read) -> int:
     return read.end - read.begin

@@ -53,12 +53,12 @@ def open_quantized(
     tensors = dict(sorted(tensors.items()))
     dtype = "bfloat16" if through_bf16 else "float32"
     metadata = {"source": model_digest(model_dir), "dtype": dtype}
-    header = _header(metadata, tensors)
+    header = _encode_header(metadata, tensors)
     name = f"{model_dir.name}-nf4-{dtype}"
 
     def files() -> dict[str, Iterator[bytes | memoryview]]:
         log.info("quantising %d tensors of %s, once on this machine", len(tensors), model_dir)
-        return {NF4_FILE: _pieces(header, tensors, through_bf16=through_bf16)}
+        return {NF4_FILE: _file_chunks(header, tensors, through_bf16=through_bf16)}
 
     try:
         with log_if_slow(f"reading the quantised weights of {model_dir}"):
@@ -76,7 +76,7 @@ def open_quantized(
         yield read_file_headers(folder / NF4_FILE)
 
 
-def _header(metadata: Mapping[str, str], tensors: Mapping[str, TensorHeader]) -> bytes:
+def _encode_header(metadata: Mapping[str, str], tensors: Mapping[str, TensorHeader]) -> bytes:
     """Return what the file begins with: the format's length, and its JSON."""
     entries: dict[str, dict[str, Any]] = {}
     offset = 0
@@ -95,7 +95,7 @@ def _header(metadata: Mapping[str, str], tensors: Mapping[str, TensorHeader]) ->
     return len(text).to_bytes(8, "little") + text
 
 
-def _pieces(
+def _file_chunks(
     header: bytes, tensors: Mapping[str, TensorHeader], *, through_bf16: bool
 ) -> Iterator[bytes | memoryview]:
     yield header

@@ -29,7 +29,7 @@ class StoredFile:
         self.close = weakref.finalize(self, file.close)
         """Closes the file, which nothing reads any more."""
         self._descriptor = file.fileno()
-        self._stamp = _stamp(os.fstat(self._descriptor))
+        self._stamp = _file_identity(os.fstat(self._descriptor))
 
     def fill(self, memory: memoryview, begin: int, part: str) -> None:
         """Read as many bytes as `memory` has.
@@ -58,7 +58,7 @@ class StoredFile:
             InputError: it was changed or replaced since.
         """
         try:
-            intact = _stamp(self._path.stat()) == self._stamp
+            intact = _file_identity(self._path.stat()) == self._stamp
         except OSError as error:
             raise self._refuse(part, error) from None
         if not intact:
@@ -96,5 +96,5 @@ class StoredTable:
         return found
 
 
-def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+def _file_identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

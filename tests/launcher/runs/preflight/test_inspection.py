@@ -19,7 +19,7 @@ from launcher.errors import (
     raise_all,
 )
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.survey import Survey, survey_connected
+from launcher.hosts.survey import Survey, survey_connections
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
@@ -185,7 +185,7 @@ def test_a_host_that_dies_costs_its_own_line(three: SeparateHosts, config: RunCo
 def test_two_names_of_this_machine_are_one_machine(config: RunConfig) -> None:
     local = replace(HEAD, connection="local")
     other = replace(local, name="again", coordinator=False)
-    found = survey_connected(
+    found = survey_connections(
         [local, other], {"intel": LocalConnection(), "again": LocalConnection()}
     )
     assert len(set(found.identities.values())) == 1
@@ -217,7 +217,7 @@ def test_a_plan_that_cannot_be_made_is_a_finding() -> None:
 def test_what_keeps_a_host_from_answering_is_the_check_that_it_failed(
     error: LauncherError, name: str
 ) -> None:
-    found = survey_connected([HEAD], {}, {"intel": error})
+    found = survey_connections([HEAD], {}, {"intel": error})
     assert [(check.name, check.status) for check in inspect_hosts(found, None, None)] == [
         (name, "fail")
     ]
