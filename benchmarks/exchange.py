@@ -126,7 +126,7 @@ class Star:
             workers=len(self._hosts),
             steps=WARM_UP + steps + FREE,
             address=(network.address(0), 0),
-            settings={"exchange.codec": codec, "exchange.shares": "equal"},
+            settings={"exchange.codec": codec, "exchange.split": "equal"},
             gated=WARM_UP + steps,
             rest=REST,
         )

@@ -145,7 +145,7 @@ def measure_coordinator(model: Path, data: Path, workers: int, late: int | None)
                 "training.micro_batch_size": 1,
                 "training.max_steps": 3,
                 "exchange.shared_memory": False,
-                "exchange.shares": "equal",
+                "exchange.split": "equal",
                 "exchange.lost_after": 300.0,
                 "exchange.step_deadline": 600.0,
                 "exchange.join_deadline": 600.0,

@@ -192,7 +192,7 @@ class _Bench:
             batch=_SAMPLES_EACH * self._workers,
             address=(self._host(0), 0),
             settings={
-                "exchange.shares": "equal",
+                "exchange.split": "equal",
                 "exchange.shared_memory": False,
             },
             gated=0 if trains else steps,

@@ -144,7 +144,7 @@ class Cluster:
             "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 1e9},
             "training": {"batch_size": BATCH},
             "exchange": {
-                "shares": "equal",
+                "split": "equal",
                 "hash_every": 1,
                 "join_deadline": PATIENCE,
                 "shared_memory": self.shared_memory,

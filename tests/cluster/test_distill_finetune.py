@@ -50,7 +50,7 @@ def lesson(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
                 training={"batch_size": BATCH, "epochs": EPOCHS, "pack": True},
                 optimizer__learning_rate=3e-3,
                 checkpoint__every=1,  # the first one tells the first gradient
-                exchange__shares=shares,
+                exchange__split=shares,
                 exchange__join_deadline=200.0,
             )
         local = made.alone.trainer("local", "--gpu-backend", "cpu", "--threads", "1")

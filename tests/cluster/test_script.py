@@ -62,7 +62,7 @@ def run(bench: Bench, tmp_path: Path) -> Iterator[Scripted]:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_of_any_number_have_the_curve_of_a_plain_loop(run: Scripted, workers: int) -> None:
     shares = [1.0, 2.0, 4.0][:workers]
-    run.prepare(exchange__shares=shares if workers > 1 else "equal", training__evaluate_every=8)
+    run.prepare(exchange__split=shares if workers > 1 else "equal", training__evaluate_every=8)
     run.begin(workers)
     run.finish()
     expected, _ = plain_losses(run.script, run.settings)

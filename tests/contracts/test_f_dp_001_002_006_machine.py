@@ -36,7 +36,7 @@ def problem(codec: str, shares: str, schedule: str) -> ExactProblem:
 
     Or of three steps and four rounds.
     """
-    settings: dict[str, Any] = {"exchange__codec": codec, "exchange__shares": shares}
+    settings: dict[str, Any] = {"exchange__codec": codec, "exchange__split": shares}
     if schedule != "steps":
         settings |= {"exchange__schedule": "rounds", "exchange__inner_steps": 2}
         settings |= {"training__batch_size": 4, "training__evaluate_every": 0}

@@ -29,7 +29,7 @@ def problem(codec: str, shares: str, schedule: str = "steps") -> LossyProblem:
         samples=20,
         method="full",
         exchange__codec=codec,
-        exchange__shares=shares,
+        exchange__split=shares,
         checkpoint__every=3,
         **(rounds if schedule == "both" else {}),
     )

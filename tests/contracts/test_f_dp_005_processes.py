@@ -50,7 +50,7 @@ def runs(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
     try:
         for run in made:
             run.configure(**SETTINGS)
-        made.three.configure(**SETTINGS, exchange__shares=[5.0, 2.0, 1.0])
+        made.three.configure(**SETTINGS, exchange__split=[5.0, 2.0, 1.0])
         local = made.alone.trainer("local", "--gpu-backend", "cpu", "--threads", "1")
         made.two.coordinator(2)
         made.three.coordinator(3)

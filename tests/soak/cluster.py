@@ -123,7 +123,7 @@ class SoakCluster:
             "optimizer": {"learning_rate": 3e-4, "warmup_ratio": 0.0, "final_ratio": 1.0},
             "training": {"batch_size": BATCH, "epochs": 1_000_000, "seed": self._seed},
             "exchange": {
-                "shares": "equal",
+                "split": "equal",
                 "hash_every": 1,
                 "heartbeat": 0.3,
                 "lost_after": 2.0,

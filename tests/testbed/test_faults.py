@@ -224,7 +224,7 @@ def test_of_two_operators_at_once_one_wins(cluster: Cluster) -> None:
 
 def test_a_slow_line(cluster: Cluster) -> None:
     """Shares follow the line: behind 50 Mbit/s a worker gets less, if anything; later more."""
-    run = Running.start(cluster, "--set", "exchange.shares=measured")
+    run = Running.start(cluster, "--set", "exchange.split=measured")
 
     def mean_share(count: int = 20) -> float:
         """Return the samples of rank 1 in the next steps, 0 where it takes part in none."""

@@ -238,7 +238,7 @@ def up_flags(*flags: str) -> list[str]:
     Equal shares: three workers on two cores would else bench each other.
     """
     settings = {
-        "exchange.shares": "equal",
+        "exchange.split": "equal",
         "data.validation": "null",
         "data.max_seq_len": "64",
         "method": "full",

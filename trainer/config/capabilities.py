@@ -103,7 +103,7 @@ _COORDINATOR_SETTINGS = (
     "exchange.outer_momentum",
     "exchange.flush_every",
     "exchange.codec",
-    "exchange.shares",
+    "exchange.split",
     "exchange.heartbeat",
     "exchange.lost_after",
     "exchange.step_deadline",
@@ -132,10 +132,10 @@ REFUSALS: tuple[Refusal, ...] = (
         " rounds need",
     ),
     Refusal(
-        "exchange.shares",
+        "exchange.split",
         ("ring",),
-        "exchange.shares must not be a list with topology ring: its workers are equal",
-        lambda shares: not isinstance(shares, str),
+        "exchange.split must not be a list with topology ring: its workers are equal",
+        lambda split: not isinstance(split, str),
     ),
     *(
         Refusal(

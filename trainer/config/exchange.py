@@ -103,7 +103,7 @@ class ExchangeConfig(RoundSettings):
     codec: CodecName = "fp32"
     """Encoding of gradients on the network: `fp32`, `bf16`, and for slow links `auto`, `int8` and
     `int4`."""
-    shares: (
+    split: (
         Literal["measured", "equal"]
         | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
     ) = "measured"

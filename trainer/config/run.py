@@ -58,7 +58,7 @@ MEMBERS_MAY_DIFFER = (
     "training.sample_prompts",
     "training.sample_every",
     "training.sample_tokens",
-    "exchange.shares",
+    "exchange.split",
     "exchange.hash_every",
     "exchange.heartbeat",
     "exchange.lost_after",

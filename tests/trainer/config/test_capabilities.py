@@ -29,7 +29,7 @@ VALUES: dict[str, Any] = {
     "exchange.outer_learning_rate": 0.5,
     "exchange.outer_momentum": 0.5,
     "exchange.flush_every": 7,
-    "exchange.shares": [1, 1],
+    "exchange.split": [1, 1],
     "exchange.heartbeat": 0.25,
     "exchange.lost_after": 9.0,
     "exchange.step_deadline": 9.0,

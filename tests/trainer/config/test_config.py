@@ -20,7 +20,7 @@ def config(**overrides: object) -> RunConfig:
 
 
 def test_yaml_round_trip():
-    original = config(**{"exchange.shares": (1.0, 2.0), "training.micro_batch_size": 4})
+    original = config(**{"exchange.split": (1.0, 2.0), "training.micro_batch_size": 4})
     assert load_config(None, yaml.safe_load(original.to_yaml())) == original
 
 
@@ -47,7 +47,7 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ),
         ({"lora.target_modules": ["q proj"]}, "lora.target_modules.0: string should match"),
         ({"lora.target_modules": []}, "lora.target_modules: "),
-        ({"exchange.shares": "fast"}, "exchange.shares: input should be 'measured' or 'equal', or"),
+        ({"exchange.split": "fast"}, "exchange.split: input should be 'measured' or 'equal', or"),
         ({"training.micro_batch_size": "all"}, "training.micro_batch_size: "),
         ({"training": 3}, "training: a mapping of settings is needed (epochs, "),
         ({"training.epochs": 10**12}, "training.epochs: input should be less than or equal to"),
@@ -69,7 +69,7 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ),
         ({"training.max_steps": True}, "training.max_steps: a number is needed; YAML reads yes"),
         ({"optimizer.beta1": False}, "optimizer.beta1: a number is needed"),
-        ({"exchange.shares": [True, 1]}, "exchange.shares: a number is needed"),
+        ({"exchange.split": [True, 1]}, "exchange.split: a number is needed"),
         ({"training.seed": 2**60}, "training.seed: input should be at most 9,007,199,254,740,992"),
         ({"optimizer.learning_rate": "1e400"}, "optimizer.learning_rate: input should be a finite"),
         ({"exchange.heartbeat": float("nan")}, "exchange.heartbeat: input should be a finite"),

@@ -93,7 +93,7 @@ def test_what_has_no_coordinator_has_no_rounds():
     ("name", "value"),
     [
         ("codec", "int8"),
-        ("shares", "equal"),
+        ("split", "equal"),
         ("alarm_factor", 3.0),
         ("outliers", "halt"),
         ("shared_memory", False),

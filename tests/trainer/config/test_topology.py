@@ -36,7 +36,7 @@ def test_a_star_is_the_default_and_both_are_the_same_run() -> None:
         ({"exchange__codec": "bf16"}, "codec must be fp32 with topology ring"),
         ({"exchange__codec": "auto"}, "codec must be fp32 with topology ring"),
         ({"exchange__schedule": "rounds"}, "schedule must be steps with topology ring"),
-        ({"exchange__shares": [1, 1, 1, 1]}, "shares must not be a list with topology ring"),
+        ({"exchange__split": [1, 1, 1, 1]}, "split must not be a list with topology ring"),
         ({"parallel__data": "fsdp"}, "needs a whole model on each worker: leave parallel out"),
         (
             {

@@ -82,7 +82,7 @@ class ExactProblem:
             "training.epochs": 2,
             "training.batch_size": 8,
             "training.evaluate_every": 4,
-            "exchange.shares": "equal",
+            "exchange.split": "equal",
             "exchange.hash_every": 2,
             "checkpoint.every": 2,
             "optimizer.learning_rate": 0.01,

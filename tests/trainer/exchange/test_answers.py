@@ -51,7 +51,7 @@ def test_before_training_every_few_steps_and_at_the_end(
 
 def test_the_time_of_an_answer_is_no_speed() -> None:
     """The workers say 9 s; all of it would be in the first one's shares."""
-    problem = asking(1, exchange__shares="measured")
+    problem = asking(1, exchange__split="measured")
     cluster = SimulatedCluster(problem, workers=2)
     cluster.run_to_end()
     speeds = cluster.machine.training.assigner.balancer.speeds

@@ -76,7 +76,7 @@ def test_a_redeal_never_shortens_the_deadline(long_problem: ExactProblem):
 
 
 def test_waiting_behind_ones_own_shard_is_no_overhead():
-    cluster = started(ExactProblem(exchange__shares="measured"))
+    cluster = started(ExactProblem(exchange__split="measured"))
     assign(cluster)
     compute(cluster.workers[0])
     cluster.kill(cluster.workers[1])

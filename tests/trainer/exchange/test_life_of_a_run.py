@@ -146,7 +146,7 @@ def test_gradients_that_round_give_the_same_bits_for_the_same_split(
             drawn = np.random.default_rng([epoch, position]).standard_normal(self.layout.size)
             return (drawn * 10.0 ** (position % 5)).astype(np.float32)
 
-    problem = Rounding(exchange__codec=codec, exchange__shares=shares)
+    problem = Rounding(exchange__codec=codec, exchange__split=shares)
 
     def run(seed: int, restart_at: int | None = None) -> dict[int, bytes]:
         order = random.Random(seed)
@@ -191,7 +191,7 @@ def test_gradients_that_round_give_the_same_bits_for_the_same_split(
 @pytest.mark.parametrize("shares", [(1.0,), (1.0, 1.0), (5.0, 1.0, 2.0), (1.0, 0.0, 7.0)])
 def test_unequal_shares_average_like_one_worker(shares: tuple[float, ...]):
     """Sums and weights, not means of means: exact here, since the sums are."""
-    problem = ExactProblem(exchange__shares=shares)
+    problem = ExactProblem(exchange__split=shares)
     cluster = SimulatedCluster(problem, workers=len(shares))
     cluster.run_to_end()
     for event, following in pairwise(cluster.named("step")):
@@ -204,7 +204,7 @@ def test_unequal_shares_average_like_one_worker(shares: tuple[float, ...]):
 
 
 def test_a_worker_that_would_slow_the_run_is_idle_and_comes_back():
-    problem = ExactProblem(samples=400, exchange__shares="measured", training__evaluate_every=0)
+    problem = ExactProblem(samples=400, exchange__split="measured", training__evaluate_every=0)
     cluster = SimulatedCluster(problem, workers=2)
     fast, slow = cluster.workers
     fast.seconds_per_sample, slow.seconds_per_sample = 0.1, 5.0

@@ -62,7 +62,7 @@ def test_a_round_is_dealt_in_inner_steps_of_one_size():
 
 
 def test_a_limit_follows_from_measured_speeds_and_not_where_the_split_is_fixed():
-    cluster = SimulatedCluster(rounds(exchange__shares="measured"), workers=2)
+    cluster = SimulatedCluster(rounds(exchange__split="measured"), workers=2)
     until_step(cluster, 1)
     limit = open_round(cluster).time_limit
     assert limit
@@ -70,7 +70,7 @@ def test_a_limit_follows_from_measured_speeds_and_not_where_the_split_is_fixed()
     fixed = SimulatedCluster(rounds(), workers=2)
     until_step(fixed, 1)
     assert open_round(fixed).time_limit is None
-    alone = SimulatedCluster(rounds(exchange__shares="measured"), workers=1)
+    alone = SimulatedCluster(rounds(exchange__split="measured"), workers=1)
     until_step(alone, 1)
     assert open_round(alone).time_limit is None, "no other worker could take the rest"
 

@@ -1,4 +1,4 @@
-"""The number of samples of each worker: shares by measured speed, in whole samples.
+"""The number of samples of each worker: assignments by measured speed, in whole samples.
 
 A worker with overhead o seconds and speed c samples a second needs t(b) = o + b/c for b samples.
 The split minimises the slowest worker's time; a worker that would only slow the step gets none.
@@ -58,30 +58,30 @@ def split_samples(samples: int, speeds: Mapping[int, Speed]) -> dict[int, int]:
     Gives each sample to the rank that would finish it first; t is increasing in b, so this greedy
     choice is optimal. Memory caps nothing here: a shard runs in micro-batches that fit.
     """
-    shares = dict.fromkeys(speeds, 0)
+    assignments = dict.fromkeys(speeds, 0)
     queue = [(speed.estimate_seconds(1), rank) for rank, speed in speeds.items()]
     heapq.heapify(queue)
     for _ in range(samples):
         _, rank = heapq.heappop(queue)
-        shares[rank] += 1
-        heapq.heappush(queue, (speeds[rank].estimate_seconds(shares[rank] + 1), rank))
-    return shares
+        assignments[rank] += 1
+        heapq.heappush(queue, (speeds[rank].estimate_seconds(assignments[rank] + 1), rank))
+    return assignments
 
 
 def split_by_weight(samples: int, weights: Mapping[int, float]) -> dict[int, int]:
     """Return samples per rank in proportion to `weights`, by largest remainder."""
     total = sum(weights.values())
     exact = {rank: samples * weight / total for rank, weight in weights.items()}
-    shares = {rank: int(value) for rank, value in exact.items()}
-    by_remainder = sorted(exact, key=lambda rank: (shares[rank] - exact[rank], rank))
-    for rank in by_remainder[: samples - sum(shares.values())]:
-        shares[rank] += 1
-    return shares
+    assignments = {rank: int(value) for rank, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda rank: (assignments[rank] - exact[rank], rank))
+    for rank in by_remainder[: samples - sum(assignments.values())]:
+        assignments[rank] += 1
+    return assignments
 
 
-def estimate_step_seconds(shares: Mapping[int, int], speeds: Mapping[int, Speed]) -> float:
+def estimate_step_seconds(assignments: Mapping[int, int], speeds: Mapping[int, Speed]) -> float:
     """Return the expected seconds of a step under a split."""
-    return max(speeds[rank].estimate_seconds(count) for rank, count in shares.items())
+    return max(speeds[rank].estimate_seconds(count) for rank, count in assignments.items())
 
 
 class Balancer:
@@ -90,7 +90,7 @@ class Balancer:
     def __init__(self, policy: str | tuple[float, ...]) -> None:
         self.policy = policy
         self.speeds: dict[int, Speed] = {}
-        self._shares: dict[int, int] = {}
+        self._last_assignments: dict[int, int] = {}
         self._idle_for: dict[int, int] = {}
         self.tried: set[int] = set()
         """Ranks whose part of the last division is a single sample that shows their speed."""
@@ -116,12 +116,12 @@ class Balancer:
             return split_by_weight(samples, dict.fromkeys(ranks, 1.0))
         speeds = self._fill_in_speeds(ranks)
         best = split_samples(samples, speeds)
-        kept = self._shares
+        kept = self._last_assignments
         if set(kept) == set(ranks) and sum(kept.values()) == samples:
             gain = estimate_step_seconds(kept, speeds) - estimate_step_seconds(best, speeds)
             if gain < KEEP_WITHIN * estimate_step_seconds(kept, speeds):
                 best = kept
-        self._shares = dict(best)
+        self._last_assignments = dict(best)
         return self._add_probes(dict(best))
 
     def divide_proportionally(self, samples: int, ranks: list[int]) -> dict[int, int]:
@@ -137,19 +137,19 @@ class Balancer:
         speeds = self.speeds
         return min(ranks, key=lambda r: speeds[r].per_sample if r in speeds else float("inf"))
 
-    def estimate_seconds(self, shares: Mapping[int, int]) -> float:
+    def estimate_seconds(self, assignments: Mapping[int, int]) -> float:
         """Return the expected seconds of the slowest measured rank; 0 when none was measured."""
-        known = {rank: count for rank, count in shares.items() if rank in self.speeds}
+        known = {rank: count for rank, count in assignments.items() if rank in self.speeds}
         return estimate_step_seconds(known, self.speeds) if known else 0.0
 
-    def compute_limit(self, shares: Mapping[int, int]) -> float | None:
+    def compute_limit(self, assignments: Mapping[int, int]) -> float | None:
         """Return the seconds after which a worker is late, and others could take its samples.
 
-        None where the shares must not depend on the time, and where nothing is known yet.
+        None where the assignments must not depend on the time, and where nothing is known yet.
         """
-        if self.policy != "measured" or sum(map(bool, shares.values())) < 2:
+        if self.policy != "measured" or sum(map(bool, assignments.values())) < 2:
             return None
-        return LATE_FACTOR * self.estimate_seconds(shares) or None
+        return LATE_FACTOR * self.estimate_seconds(assignments) or None
 
     def _fill_in_speeds(self, ranks: list[int]) -> dict[int, Speed]:
         """Return a speed per rank; a newcomer is taken for a typical one until measured."""
@@ -160,12 +160,12 @@ class Balancer:
         typical = known[len(known) // 2]
         return {rank: self.speeds.get(rank, typical) for rank in ranks}
 
-    def _add_probes(self, shares: dict[int, int]) -> dict[int, int]:
-        for rank, count in list(shares.items()):
+    def _add_probes(self, assignments: dict[int, int]) -> dict[int, int]:
+        for rank, count in list(assignments.items()):
             idle_for = self._idle_for.get(rank, 0) + 1 if count == 0 else 0
             self._idle_for[rank] = idle_for % PROBE_EVERY
-            donor = max(shares, key=lambda r: shares[r])
-            if idle_for == PROBE_EVERY and shares[donor] > 1:
+            donor = max(assignments, key=lambda r: assignments[r])
+            if idle_for == PROBE_EVERY and assignments[donor] > 1:
                 self.tried.add(rank)
-                shares[rank], shares[donor] = 1, shares[donor] - 1
-        return shares
+                assignments[rank], assignments[donor] = 1, assignments[donor] - 1
+        return assignments

@@ -20,7 +20,7 @@ class ShardAssigner:
     """Cuts samples into shards and assigns them; keeps an estimate of each worker's speed."""
 
     def __init__(self, membership: Membership, outbox: Outbox, settings: ExchangeConfig) -> None:
-        self.balancer = Balancer(settings.shares)
+        self.balancer = Balancer(settings.split)
         self.durations = TaskDurations(settings.join_deadline, settings.step_deadline)
         self._membership = membership
         self._outbox = outbox
@@ -30,21 +30,21 @@ class ShardAssigner:
         """Return the ranks that can be assigned samples."""
         return [member.rank for member in self._membership.list_ready()]
 
-    def cut_shards(self, start: int, shares: dict[int, int]) -> list[Shard]:
+    def cut_shards(self, start: int, assignments: dict[int, int]) -> list[Shard]:
         """Return consecutive shards of the given sizes, in rank order."""
         shards: list[Shard] = []
-        for rank in sorted(shares):
-            if shares[rank]:
-                shards.append(Shard(self._next_shard, rank, start, start + shares[rank]))
+        for rank in sorted(assignments):
+            if assignments[rank]:
+                shards.append(Shard(self._next_shard, rank, start, start + assignments[rank]))
                 self._next_shard += 1
-                start += shares[rank]
+                start += assignments[rank]
         return shards
 
-    def _note_shares(self, shares: dict[int, int]) -> None:
+    def _record_assignments(self, assignments: dict[int, int]) -> None:
         """Record the members' samples of a step, and log which have become idle or active."""
-        enough = sum(shares.values()) >= len(shares)
+        enough = sum(assignments.values()) >= len(assignments)
         for member in self._membership.list_ready():
-            member.samples = shares[member.rank]
+            member.samples = assignments[member.rank]
             idle = enough and member.samples == 0
             if member.rank in self.balancer.tried or idle == member.idle:
                 continue
@@ -60,7 +60,7 @@ class ShardAssigner:
         step: int,
         epoch: int,
         samples: range,
-        shares: dict[int, int],
+        assignments: dict[int, int],
         now: float,
         sums: GradientSum | None = None,
     ) -> Task:
@@ -70,11 +70,11 @@ class ShardAssigner:
             kind=kind,
             step=step,
             epoch=epoch,
-            ledger=Ledger(columns, self.cut_shards(samples.start, shares)),
+            ledger=Ledger(columns, self.cut_shards(samples.start, assignments)),
             sums=sums,
             started=now,
             deadline=now
-            + self.durations.compute_limit(kind, self.balancer.estimate_seconds(shares)),
+            + self.durations.compute_limit(kind, self.balancer.estimate_seconds(assignments)),
         )
 
     def open_step(
@@ -86,17 +86,17 @@ class ShardAssigner:
         and a worker with a larger share takes more of them.
         """
         at = plan.find_samples(step)
-        shares = self.balancer.divide_samples(at.stop - at.start, self.list_ready_ranks())
-        self._note_shares(shares)
+        assignments = self.balancer.divide_samples(at.stop - at.start, self.list_ready_ranks())
+        self._record_assignments(assignments)
         if terms.inner_steps:
             self.durations.expect_outer_steps(terms.inner_steps)
         samples = range(at.start, at.stop)
-        task = self.open_task("train", step, at.epoch, samples, shares, now, sums)
+        task = self.open_task("train", step, at.epoch, samples, assignments, now, sums)
         task.codec, task.in_bf16 = terms.codec, terms.in_bf16
         task.flushes_residuals = terms.flushes_residuals
         if terms.inner_steps:
             task.inner_batch_size = max(1, round(plan.batch_size / len(task.ledger.initial_shards)))
-            task.time_limit = self.balancer.compute_limit(shares)
+            task.time_limit = self.balancer.compute_limit(assignments)
         return task
 
     def assign_shard(self, task: Task, shard: Shard, now: float) -> None:
@@ -129,8 +129,8 @@ class ShardAssigner:
     def _replace_shard(
         self, task: Task, shard: Shard, ranks: list[int], now: float, kept: Shard | None = None
     ) -> None:
-        shares = self.balancer.divide_proportionally(shard.size, ranks)
-        pieces = self.cut_shards(shard.start, shares)
+        assignments = self.balancer.divide_proportionally(shard.size, ranks)
+        pieces = self.cut_shards(shard.start, assignments)
         task.ledger.replace_shard(shard.id, [*([kept] if kept else []), *pieces])
         load = {r: sum(s.size for s in task.ledger.list_open(r)) for r in ranks}
         deadline = now + self.durations.compute_limit(

@@ -250,16 +250,16 @@ class Training:
         total = step if self.early_end else self.plan.total_steps
         if not self.early_end and self._validation.is_due(step, total):
             samples = self._validation.samples
-            shares = self.assigner.balancer.divide_proportionally(
+            assignments = self.assigner.balancer.divide_proportionally(
                 len(samples), self.assigner.list_ready_ranks()
             )
-            self.task = self.assigner.open_task("evaluate", step, 0, samples, shares, now)
+            self.task = self.assigner.open_task("evaluate", step, 0, samples, assignments, now)
         elif self._answers.is_due(step, total) and (questions := self._answers.questions):
             prompts = range(len(questions.prompts))
-            shares = {
+            assignments = {
                 self.assigner.balancer.find_fastest(self.assigner.list_ready_ranks()): len(prompts)
             }
-            self.task = self.assigner.open_task("generate", step, 0, prompts, shares, now)
+            self.task = self.assigner.open_task("generate", step, 0, prompts, assignments, now)
             self.task.ask = questions.make_request
         elif step < total:
             terms = self.policy.make_terms(step)
