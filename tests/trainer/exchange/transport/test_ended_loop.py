@@ -50,11 +50,13 @@ def serve_with(server: GradientServer, peer: Callable[[], None]) -> int:
 
 
 class LateClient(WorkerClient):
-    """Sends when its thread has ended since it looked whether it is a member."""
+    """Sends when the run and its thread have ended since it looked whether it is a member."""
 
+    end_run: Callable[[], None]
     sent = 0
 
     def _post_frames(self, session: Session, frames: Iterable[Frame]) -> None:
+        self.end_run()
         self._thread.join(20)
         assert not self._thread.is_alive()
         self.sent += 1
@@ -73,7 +75,7 @@ def test_what_a_worker_sends_after_the_end_is_dropped() -> None:
         )
         while not isinstance(event := client.next_event(), ShardAssignment):
             pass
-        server.halt(InputError("the run ends now"))
+        client.end_run = lambda: server.halt(InputError("the run ends now"))
         client.send_block(event, 0, np.zeros(layout.blocks[0].size, np.float32), 1)
         assert client.sent == 1
         ends.append(client.next_event())
