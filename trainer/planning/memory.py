@@ -8,7 +8,13 @@ from dataclasses import dataclass, fields, replace
 
 from trainer.planning import activations
 from trainer.planning.shapes import ModelShape
-from trainer.planning.stored_layers import NF4_BYTES, QLORA, frozen_bytes, passing_layers
+from trainer.planning.stored_layers import (
+    NF4_BYTES,
+    QLORA,
+    DeviceElements,
+    frozen_bytes,
+    passing_layers,
+)
 from trainer.planning.strategy import ElementSizes, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
@@ -56,28 +62,6 @@ def plan_memory_by_part(
     stages = {0, strategy.stages - 1}
     planned = [_of_stage(shape, training, strategy, stage) for stage in sorted(stages)]
     return max(planned, key=lambda parts: parts.total)
-
-
-@dataclass(frozen=True)
-class DeviceElements:
-    """Elements on one device before data parallelism shards them."""
-
-    linears: float
-    rest: float
-    """Tables, norms, biases, experts that are not in NF4."""
-    new: float
-    """Parameters of adapters that train, and the head of a classifier."""
-    still: float
-    """Parameters of adapters that do not train."""
-    tables: float = 0
-    """Part of `new`: the head and the embedding that train whole."""
-    experts: float = 0
-    """In NF4, which FSDP does not shard."""
-
-    @property
-    def base(self) -> float:
-        """All elements of the model."""
-        return self.linears + self.rest + self.experts
 
 
 def stage_holdings(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import TrainingSetup
 from trainer.planning.term import Term, term
-
-if TYPE_CHECKING:
-    from trainer.planning.memory import DeviceElements
 
 NF4_SCALES = 4 / 64
 NF4_BYTES = 0.5 + NF4_SCALES
@@ -19,6 +16,28 @@ QLORA = "Dettmers et al., arXiv 2305.14314"
 LORA = "Hu et al., arXiv 2106.09685"
 FFA_LORA = "Sun et al., arXiv 2403.12313"
 _WIDE = ("F32", "I32")
+
+
+@dataclass(frozen=True)
+class DeviceElements:
+    """Elements on one device before data parallelism shards them."""
+
+    linears: float
+    rest: float
+    """Tables, norms, biases, experts that are not in NF4."""
+    new: float
+    """Parameters of adapters that train, and the head of a classifier."""
+    still: float
+    """Parameters of adapters that do not train."""
+    tables: float = 0
+    """Part of `new`: the head and the embedding that train whole."""
+    experts: float = 0
+    """In NF4, which FSDP does not shard."""
+
+    @property
+    def base(self) -> float:
+        """All elements of the model."""
+        return self.linears + self.rest + self.experts
 
 
 def layer_bytes(shape: ModelShape, training: TrainingSetup) -> float:
