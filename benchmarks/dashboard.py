@@ -60,7 +60,7 @@ SYNTHETIC = """
 const made = (n) => ({kind: "step", step: n, time: 1.8e9 + n, epoch: 0, seconds: 0.5,
   loss: 2 / Math.sqrt(n) + 0.1 * Math.random(), learning_rate: 1e-4 * (1 - n / 2e5),
   tokens_per_second: 1e4 + 1e3 * Math.random(), exchange_ms: 30 + Math.random(),
-  exchange_exposed_ms: 10 + Math.random(), shares: {0: 8, 1: 8, 2: 16},
+  exchange_exposed_ms: 10 + Math.random(), worker_samples: {0: 8, 1: 8, 2: 16},
   worker_seconds: {0: 0.3, 1: 0.4, 2: 0.4}, worker_overlap_seconds: {0: 0.1, 1: 0.1, 2: 0.1},
   ledger: [32 * n - 32, 32 * n, 0, 0], totals: [32 * n, 0, 0, 5000 * n]});
 const all = Array.from({length: POINTS}, (_, at) => made(at + 1));
@@ -194,7 +194,7 @@ def step(report: Report, folder: Path, windows: int, seconds: float) -> None:
     with a_run(folder) as run:
         state = f"MOTLEY_STATE_DIR={run.state.parents[1]}"
         pids = [pid for pid in processes() if state in environment_of(pid)]
-        a_step(run.metrics, pids, seconds)  # the shares settle
+        a_step(run.metrics, pids, seconds)  # until assignments are steady
         for reader, opened in READERS.items():
             pairs: list[tuple[Window, Window]] = []
             cores: list[float] = []

@@ -1,4 +1,4 @@
-"""What is known of a script that has not run."""
+"""A script as it is read: its functions and imports are found without running it."""
 
 from __future__ import annotations
 

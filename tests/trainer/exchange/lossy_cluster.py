@@ -267,7 +267,7 @@ def feedback_of(session: Session | None) -> ErrorFeedback:
 
 
 def _residual(sender: SenderCodec, block: int) -> np.ndarray:
-    """Return what a sender still owes of a block, as it is now."""
+    """Return the residual of a block that a sender has not sent."""
     if isinstance(sender, ErrorFeedback):
         return sender.residuals[block].copy()
     return np.zeros(sender._sizes[block], np.float32)

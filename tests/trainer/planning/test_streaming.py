@@ -68,7 +68,7 @@ def streamed_option(request: Request) -> StrategyOption:
 
 
 def streamed_worker(request: Request) -> WorkerPlan | None:
-    """Return the one worker that reads layers; None if nobody has to."""
+    """Return the one worker that reads layers; None if all layers stay."""
     options = [one for one in list_options(request) if one.workers and not one.alternative]
     return options[0].workers[0] if options else None
 

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -20,12 +19,12 @@ from trainer.model.safetensors_headers import TensorHeader, read_config, read_he
 from trainer.planning.resident_layers import streamed_layers
 from trainer.planning.vulkan import frozen_tensors
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
-from trainer.replica.torch.linear import Linear, nf4_linear, packed_nf4_linear
+from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype
 from trainer.replica.torch.residence import reads_rows
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
-from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
+from trainer.replica.weights.nf4_file import open_quantized
 from trainer.system.process.imports import speed_up_imports
 
 
@@ -187,11 +186,9 @@ class StoredWeights:
             bias = self.tensor(f"{name}.bias") if biased else None
             return self._stream.linear(layer, header, f"{name}.weight", bias)
         bias = self.tensor(f"{name}.bias") if biased else None
-        if self._nf4 is not None and (codes := self._stream.codes.get(f"{name}.weight")):
-            absmax = self._read_whole(self._stream.codes[f"{name}.weight{ABSMAX}"])
+        if f"{name}.weight" in self._stream.codes:
             shape = self._headers[self._stored_name(f"{name}.weight")].shape
-            packed = self._read_whole(codes), absmax.view(torch.float32), shape
-            return packed_nf4_linear(*packed, self._dtype, bias, self._nf4)
+            return self._stream.resident_linear(f"{name}.weight", shape, bias)
         weight = self._read_tensor(f"{name}.weight", mapped=self._mapped and self._nf4 is None)
         return Linear(weight, bias) if self._nf4 is None else nf4_linear(weight, bias, self._nf4)
 
@@ -208,12 +205,6 @@ class StoredWeights:
         # that fits, such as a norm's, would keep those of all that are converted.
         file: Any = safe_open(path, framework="pt")
         return file.get_tensor(stored).to(self._device, self._dtype, copy=True)
-
-    def _read_whole(self, header: TensorHeader) -> Tensor:
-        """Return a tensor's bytes, u8, in memory of its own on the device."""
-        size = header.end - header.begin
-        raw = np.fromfile(header.file, np.uint8, size, offset=header.begin)
-        return torch.from_numpy(raw).to(self._device)
 
     def _streamed_layer(self, name: str) -> int | None:
         """Return the layer of `model.layers.N.NAME` if its linears are read at each use."""

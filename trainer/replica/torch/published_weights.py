@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +22,6 @@ from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.model.tensor_names import is_ignored, module_name, stored_family
 from trainer.planning.vulkan_buffers import NF4_BLOCK
 from trainer.replica.torch.experts import LayerBytes, ResidentLayer, StoredExperts, attach_experts
-from trainer.replica.torch.linear import packed_nf4_linear
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
 from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
 from trainer.system.errors import InputError
@@ -190,15 +188,7 @@ class PublishedWeights:
         header = self._headers[name]
         if layer in self._streamed:
             return stream.linear(layer, header, name, bias)
-        assert self._nf4 is not None
-        codes, absmax = (
-            torch.from_numpy(
-                np.fromfile(part.file, np.uint8, part.end - part.begin, offset=part.begin)
-            ).to(self._device)
-            for part in (stream.codes[name], stream.codes[name + ABSMAX])
-        )
-        packed = codes, absmax.view(torch.float32), header.shape
-        return packed_nf4_linear(*packed, self._dtype, bias, self._nf4)
+        return stream.resident_linear(name, header.shape, bias)
 
     def _open_experts(self, stream: LayerStream, path: str) -> LayerBytes:
         """Return what reads the experts of a module."""

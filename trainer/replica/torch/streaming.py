@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.vulkan_buffers import NF4_BLOCK
-from trainer.replica.torch.linear import import_bitsandbytes
+from trainer.replica.torch.linear import import_bitsandbytes, packed_nf4_linear
 from trainer.replica.weights.frozen_weights import FrozenWeights
 from trainer.replica.weights.layer_feed import SLOTS, LayerFeed
 from trainer.replica.weights.nf4_file import ABSMAX
@@ -131,6 +132,18 @@ class LayerStream:
         if self._nf4 is None:
             return StreamedLinear(self, layer, name, header, bias)
         return StreamedNF4Linear(self, layer, name, header, bias, self._nf4)
+
+    def resident_linear(self, name: str, shape: tuple[int, ...], bias: Tensor | None) -> nn.Module:
+        """Return the product with the weight `name`, in NF4, of a layer that stays."""
+        assert self._nf4 is not None
+        codes, absmax = (
+            torch.from_numpy(
+                np.fromfile(part.file, np.uint8, part.end - part.begin, offset=part.begin)
+            ).to(self._device)
+            for part in (self.codes[name], self.codes[name + ABSMAX])
+        )
+        scales = absmax.view(torch.float32)
+        return packed_nf4_linear(codes, scales, shape, self.dtype, bias, self._nf4)
 
     @property
     def feed(self) -> LayerFeed:

@@ -156,7 +156,7 @@ def test_a_file_that_is_cut_ends_the_step_with_one_line(
 def test_the_host_is_two_layers_ahead_of_the_device_at_most(
     device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written waits in the host's memory until the device has taken it."""
+    """Uploads wait in the host's memory until the device has copied them."""
     folder = tiny.model(num_hidden_layers=LAYERS)
     replica, _ = tiny.wgpu(device, folder, task="causal-lm", model__resident=0)
     marked = waited = ahead = 0
