@@ -216,9 +216,9 @@ def utilization(job: Job, rate: float, card: str) -> float | None:
     from rig.training_step import flops_utilization
 
     from trainer.planning.model_config import read_shape
-    from trainer.planning.replica import training_of
+    from trainer.planning.replica import make_training_setup
 
-    training = training_of(job.config(), accelerator=True, recompute=job.recompute)
+    training = make_training_setup(job.config(), accelerator=True, recompute=job.recompute)
     return flops_utilization(read_shape(Path(job.folder)), training, rate, card, 1)
 
 

@@ -157,7 +157,7 @@ def on_torch(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
     from trainer.model.initialization import initial_weights
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.model_config import read_shape
-    from trainer.planning.replica import training_of
+    from trainer.planning.replica import make_training_setup
     from trainer.planning.strategy import Strategy
     from trainer.replica.torch.replica import TorchReplica
 
@@ -170,7 +170,7 @@ def on_torch(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
     replica.write_trainable(weights)
     with Peak() as peak:
         replica.forward_backward(batch, lambda *_: None)
-    training = training_of(config, accelerator=False, recompute=False)
+    training = make_training_setup(config, accelerator=False, recompute=False)
     parts = plan_memory_by_part(shape, replace(training, rows=ROWS), Strategy(data="motley"))
     size = parts.bytes_by_part()
     planned = sum(size.values()) - size["optimizer"]  # the exchange's, which is not here

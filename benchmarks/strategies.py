@@ -166,11 +166,11 @@ def with_rates(
     """Return all ranks' figures as those of the strategy, beside the plan."""
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.model_config import read_shape
-    from trainer.planning.replica import training_of
+    from trainer.planning.replica import make_training_setup
     from trainer.planning.strategy import Strategy
 
     shape, on_card = read_shape(folder), found[0]["peak"] is not None
-    training = training_of(config, accelerator=on_card, recompute=on_card)
+    training = make_training_setup(config, accelerator=on_card, recompute=on_card)
     training = replace(training, rows=options.rows)
     pipeline = config.parallel.pipeline
     strategy = Strategy(
@@ -221,7 +221,7 @@ def be_rank(rank: int, world: int, model: Path, folder: Path, options: argparse.
     layout = build_layout(model, config)
     mesh = make_mesh(config.parallel, world, device.type)
     replica = ParallelReplica(model, config, layout, mesh, device, recompute=on_card)
-    optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
+    optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copy_counts)
     parts = config.parallel.pipeline.parts if config.parallel.pipeline.stages > 1 else 1
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     first = replica.local_samples(replica.copies).start

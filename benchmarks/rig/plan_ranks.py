@@ -65,7 +65,7 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
     from trainer.model.layout import build_layout
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.model_config import read_shape
-    from trainer.planning.replica import strategy_of, training_of
+    from trainer.planning.replica import make_strategy, make_training_setup
     from trainer.replica.torch.parallel.mesh import make_mesh
     from trainer.replica.torch.parallel.replica import ParallelReplica
 
@@ -92,11 +92,11 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
             for _ in range(2):
                 replica.accumulate(batch)
                 optimizer.step()
-        spread = strategy_of(config.parallel, RANKS)
+        spread = make_strategy(config.parallel, RANKS)
         if spread.stages == 1:
             spread = replace(spread, microbatches=1)
         rows = ROWS // spread.replicas // spread.microbatches
-        training = training_of(config, accelerator=False, recompute=False)
+        training = make_training_setup(config, accelerator=False, recompute=False)
         parts = plan_memory_by_part(read_shape(folder), replace(training, rows=rows), spread)
         size = parts.bytes_by_part()
         return {"planned": sum(size.values()), "peak": peak.bytes - before, "parts": size}

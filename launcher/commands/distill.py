@@ -12,7 +12,7 @@ from launcher.commands.options import (
     cluster_options,
     combine_options,
     json_option,
-    order_of,
+    make_job_request,
     start_options,
 )
 
@@ -87,7 +87,7 @@ def job_order(source: str | None, settings: tuple[str, ...], **flags: Any) -> Jo
         ConfigError: a setting is no KEY=VALUE.
     """
     named = {key: flags[name] for name, key in _SETTINGS.items()}
-    return order_of("student", source, settings, named)
+    return make_job_request("student", source, settings, named)
 
 
 @click.command()

@@ -71,11 +71,13 @@ def export(
     """
     from launcher.export.bundle import export_run
     from launcher.export.export_source import open_new_run, open_own_run
-    from launcher.export.target import parse_target, target_of
+    from launcher.export.target import choose_target, parse_target
     from launcher.runs.up import survey_hosts
     from launcher.views import render
 
-    target = target_of(survey_hosts(cluster.hosts).hosts) if text is None else parse_target(text)
+    target = (
+        choose_target(survey_hosts(cluster.hosts).hosts) if text is None else parse_target(text)
+    )
     order = config_order(**described)
     outgoing = (
         open_new_run(order)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def start_job(
     cluster: Cluster,
-    order_of: Callable[..., JobRequest],
+    make_job_request: Callable[..., JobRequest],
     *,
     resume: str | None,
     wait: bool,
@@ -26,7 +26,7 @@ def start_job(
     """Start a job and show its run; with `wait` follow it to its end, with `dry_run` only plan.
 
     Args:
-        order_of: returns the job that the flags besides `start_options` describe.
+        make_job_request: returns the job that the flags besides `start_options` describe.
     """
     from launcher.runs.join import wait_for_first_step
     from launcher.runs.status import RunMonitor
@@ -38,7 +38,7 @@ def start_job(
     from trainer.planning.resident_layers import list_residents
 
     command = read_notify_command(notify)
-    launch = cluster.plan_launch(order_of(**described), resume, only_to_plan=dry_run)
+    launch = cluster.plan_launch(make_job_request(**described), resume, only_to_plan=dry_run)
     if dry_run:
         if as_json:
             render.print_json(json.loads(launch.plan.to_json()))

@@ -48,7 +48,7 @@ def logs(
     from launcher.terminal import note
     from launcher.views import render
     from launcher.views.log_printer import parse_since
-    from launcher.views.logs import Selection, logs_of
+    from launcher.views.logs import Selection, make_log_reader
 
     if follow and attempt is not None:
         raise ConfigError("--follow continues with the latest attempt; leave out --attempt")
@@ -58,7 +58,7 @@ def logs(
         since=parse_since(since) if since else None,
     )
     run = cluster.find_run(run_id)
-    reader = logs_of(run, names, selection, as_json)
+    reader = make_log_reader(run, names, selection, as_json)
     if run is None or not follow:
         reader.print_existing(note)
         return

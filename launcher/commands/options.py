@@ -180,7 +180,7 @@ start_options = combine_options(
 """Say how a run starts; see `starting.start_job`."""
 
 
-def order_of(
+def make_job_request(
     leader: Literal["coordinator", "student"],
     source: str | None,
     settings: tuple[str, ...],
@@ -224,7 +224,7 @@ def config_order(
     flags = {"model.path": model, "data.train": data, "output": output}
     from trainer.config.script import read_script
 
-    request = order_of("coordinator", source, settings, flags)
+    request = make_job_request("coordinator", source, settings, flags)
     return replace(request, script=read_script(script) if script else None)
 
 

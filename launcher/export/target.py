@@ -87,7 +87,7 @@ def parse_target(text: str) -> Target:
     return Target(nodes=nodes, devices=devices, device=device.name)
 
 
-def target_of(hosts: Sequence[Host]) -> Target:
+def choose_target(hosts: Sequence[Host]) -> Target:
     """Return the hosts of an inventory, surveyed, as a target.
 
     Raises:

@@ -92,7 +92,7 @@ class Host:
         return self.connection == "local"
 
 
-def head_of(hosts: Sequence[Host]) -> Host:
+def find_coordinator_host(hosts: Sequence[Host]) -> Host:
     """Return the coordinator's host of an inventory."""
     return next((host for host in hosts if host.coordinator), hosts[0])
 
@@ -117,7 +117,7 @@ def load_inventory(
     elif not path.exists():
         raise ConfigError(f"no inventory {source}: the file does not exist")
     plain = not any(name.startswith("ansible_") for name in extra or ())
-    if source is None and limit == "all" and plain and not _has_variables_here():
+    if source is None and limit == "all" and plain and not _has_variables():
         return parse_answer(place, limit, json.dumps(_render_embedded(path, extra or {})), "")
     request = {"source": place, "pattern": limit, "extra": dict(extra or {})}
     try:
@@ -152,7 +152,7 @@ def _check_files(path: Path) -> None:
                 raise ConfigError(f"{file}: {plain_reason(error)}") from None
 
 
-def _has_variables_here() -> bool:
+def _has_variables() -> bool:
     """Whether Ansible would read variables of every inventory in the current folder."""
     return any(Path(name).exists() for name in ("group_vars", "host_vars"))
 

@@ -46,7 +46,7 @@ def refuse_unknown_rents(hosts: Sequence[Host]) -> None:
             )
 
 
-def currency_of(hosts: Sequence[Host], own: str | None) -> str | None:
+def find_currency(hosts: Sequence[Host], own: str | None) -> str | None:
     """Return the one currency of prices and budget; None without any.
 
     Raises:
@@ -117,7 +117,7 @@ def with_budget(
     """
     budget = apply_environment(config.budget, environment)
     hosts = sorted(plan.hosts, key=lambda host: host.name != plan.leader.host)
-    currency = currency_of(hosts, None if budget is None else budget.currency)
+    currency = find_currency(hosts, None if budget is None else budget.currency)
     priced = [host for host in hosts if host.currency is not None or host.watts is not None]
     if budget is None and not priced:
         return config, []

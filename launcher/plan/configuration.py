@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from launcher.errors import ConfigError
 from launcher.files import MANAGED_STATE
-from launcher.inventory.hosts import Host, head_of
+from launcher.inventory.hosts import Host, find_coordinator_host
 from launcher.plan.hub import is_hub_name
 from trainer.config import distill_job
 from trainer.config import run as run_config
@@ -94,7 +94,7 @@ class JobRequest:
         Those of a fine-tune start at the current folder if the coordinator is on this machine, else
         at that host's state folder: `launch sync inputs` puts a model in `inputs/model`.
         """
-        head = head_of(hosts)
+        head = find_coordinator_host(hosts)
         here = self.leader == "student" or head.is_local
         folder = Path.cwd() if here else Path(head.state_folder or MANAGED_STATE)
         return replace(self, folder=self.folder or folder)

@@ -13,7 +13,7 @@ from itertools import islice
 
 from launcher.errors import ConfigError, PreflightError
 from launcher.inventory.facts.devices import Device
-from launcher.inventory.hosts import Host, head_of
+from launcher.inventory.hosts import Host, find_coordinator_host
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
 from launcher.plan.plan_context import PlanContext
 from launcher.plan.ring import check_ring, in_ring_order
@@ -101,7 +101,7 @@ def refuse_unknown_devices(hosts: Sequence[Host]) -> None:
 
 
 def _coordinator_host(hosts: Sequence[Host]) -> Host:
-    head = head_of(hosts)
+    head = find_coordinator_host(hosts)
     if not head.coordinator and len(hosts) > 1:
         names = ", ".join(host.name for host in hosts)
         raise ConfigError(f"set motley_coordinator: true on one of the hosts {names}")

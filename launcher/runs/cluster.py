@@ -15,7 +15,7 @@ from launcher.errors import ConfigError, LauncherError, UnreachableError
 from launcher.hosts import fleet, ssh
 from launcher.hosts.fleet import LOOK, REACH, describe_pending, format_error
 from launcher.hosts.survey import Survey, survey_connections
-from launcher.inventory.hosts import Host, head_of, load_inventory
+from launcher.inventory.hosts import Host, find_coordinator_host, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import (
     JobRequest,
@@ -174,7 +174,9 @@ class Cluster:
                 self.watch.end_lap("settings")
             head = found.connections.get(plan.leader.host)
             if not is_copied:
-                job = with_shared_checkpoints(job, head_of(found.hosts).share_folder, plan.run_id)
+                job = with_shared_checkpoints(
+                    job, find_coordinator_host(found.hosts).share_folder, plan.run_id
+                )
             elif head:
                 lines = [checkpoints_to_resume(job, plan.run_id, head.list_folder)]
             if head:

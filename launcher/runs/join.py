@@ -48,7 +48,7 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
     """
     monitor = RunMonitor(run)
     silence = HeartbeatMonitor(time.monotonic)
-    began, last_line, progress_at = time.monotonic(), "", -math.inf
+    began, last_line, make_progress = time.monotonic(), "", -math.inf
     while True:
         view = monitor.observe()
         reading = {name: p.progress for name, p in view.processes.items() if p.progress}
@@ -64,8 +64,8 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
         if (line := _describe_joined(view)) != last_line:
             last_line = line
             report(last_line)
-        if reading and time.monotonic() - progress_at >= PROGRESS_INTERVAL:
-            progress_at = time.monotonic()
+        if reading and time.monotonic() - make_progress >= PROGRESS_INTERVAL:
+            make_progress = time.monotonic()
             report(": ".join(next(iter(reading.items()))))
         hopeless = [p for p in view.missing_processes if view.processes[p.name].is_over]
         if hopeless and view.training is not None and view.training.get("state") == "completed":

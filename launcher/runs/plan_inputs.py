@@ -17,7 +17,7 @@ from launcher.errors import ConfigError, UnreachableError
 from launcher.hosts.fleet import ask_hosts
 from launcher.hosts.survey import Survey
 from launcher.inventory.hosts import Host, load_inventory
-from launcher.plan.budget import currency_of, list_host_rates
+from launcher.plan.budget import find_currency, list_host_rates
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
 from launcher.runs.up import survey_hosts
 from launcher.terminal import note, show_progress
@@ -241,7 +241,7 @@ def inventory_cluster(
     rates = list_host_rates(found.hosts, {}, found.identities)
     prices = Prices(
         hosts=rates if any(rate.is_priced or rate.watts for rate in rates) else (),
-        currency=currency_of(found.hosts, None) or "",
+        currency=find_currency(found.hosts, None) or "",
     )
     if link is None and len(found.hosts) > 1 and (rate := slowest_link(found.hosts)) is not None:
         between = LinkRates(up=rate, down=rate)

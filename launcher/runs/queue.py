@@ -96,7 +96,7 @@ def enqueue_job(cluster: Cluster, order: JobRequest, timeout: float | None) -> s
         added_at=queue.read_clock(),
     )
     data = json.dumps(asdict(job), indent=1).encode()
-    if not registry.is_here:
+    if not registry.is_local:
         store_entry(run_id, data)
     queue.add(run_id, data)
     return run_id
@@ -187,7 +187,7 @@ class QueueRunner:
         """
         cluster = Cluster(self._inventory, entry.job.start, self._report)
         place = cluster.registry.open_state_folder()
-        if entry.claimed and place.connection.exists(place.plan_of(entry.id)):
+        if entry.claimed and place.connection.exists(place.plan_path(entry.id)):
             run = cluster.registry.get_run(entry.id)
             view = RunMonitor(run).observe(REACH)
             leader = view.processes[run.plan.leader.name]
@@ -221,7 +221,7 @@ class QueueRunner:
         A config names files and settings of hosts, and units can write what lies in a
         host's state folder: as for `--resume`, another host's word is not enough.
         """
-        if registry.is_here or is_own_entry(entry.id, entry.data):
+        if registry.is_local or is_own_entry(entry.id, entry.data):
             return True
         self._report_once(
             f"{entry.id} skipped: it was queued on {entry.job.added_by};"

@@ -272,7 +272,7 @@ class RunMonitor:
         questions = {
             process.name: (
                 self.run.find_host(process.host),
-                partial(self._read_reports_of, process, states[process.name]),
+                partial(self._read_process_reports, process, states[process.name]),
             )
             for process in plan.processes
             if (process is plan.leader or process.report_file)
@@ -285,7 +285,7 @@ class RunMonitor:
                 self._hanging_until[name] = now + _HANGING_PAUSE
         return {name: words for name, words in answers.found.items() if words is not None}
 
-    def _read_reports_of(
+    def _read_process_reports(
         self, process: ProcessPlan, state: ProcessState, connection: Connection
     ) -> Mapping[str, Any] | None:
         """Return what the present attempt of a process wrote, else the last of an ended one."""

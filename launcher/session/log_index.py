@@ -49,7 +49,7 @@ def marks_name(log: str) -> str:
     return f"{log.removesuffix('.log')}.times"
 
 
-def offset_at(marks: bytes, moment: float) -> int | None:
+def find_offset(marks: bytes, moment: float) -> int | None:
     """Return how long the log surely was at a moment: all that came later lies behind that.
 
     None when there are no marks, as on a full disk.

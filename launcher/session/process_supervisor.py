@@ -80,8 +80,8 @@ class ProcessSupervisor:
         self._progress: str | None = None
         self._attempt = _last_attempt(self._folder)  # a resumed run continues the count
         self._goes_on = _is_unfinished(self._folder / "state.json")
-        self._began_with = _program_of(self._folder / "state.json")
-        self._program = _version_of(spec.argv[0], self._began_with)
+        self._began_with = _read_program(self._folder / "state.json")
+        self._program = _describe_version(spec.argv[0], self._began_with)
         self._failures = 0
         self._phase: Phase = "starting"
         self._child: ProcessIdentity | None = None
@@ -375,7 +375,7 @@ def is_final(state: Path) -> bool:
     return isinstance(tree, dict) and tree.get("state") in FINAL_PHASES  # pyright: ignore[reportUnknownMemberType]
 
 
-def _version_of(program: str, began_with: str | None) -> str:
+def _describe_version(program: str, began_with: str | None) -> str:
     """Return a program below its version's folder instead of `current`, see `versions.py`.
 
     A process that its host's crash ended thus comes back as what it was, whatever was pushed
@@ -392,7 +392,7 @@ def _version_of(program: str, began_with: str | None) -> str:
     return str(link.parent / link.readlink() / Path(program).relative_to(link))
 
 
-def _program_of(state: Path) -> str | None:
+def _read_program(state: Path) -> str | None:
     """Return what an earlier supervisor of the process started; a start empties the file."""
     try:
         found: Any = json.loads(read_file(state))["program"]

@@ -146,7 +146,7 @@ class ProcessLog:
             self._offsets[attempt] = page.end
 
 
-def logs_of(
+def make_log_reader(
     run: Run | None, names: Sequence[str], selection: Selection, as_json: bool
 ) -> LogReader:
     """Return what prints the logs of a run's processes, all of them without names.

@@ -230,7 +230,7 @@ def rank(folder: Path, settings: Settings, device: str) -> Steps:
     layout, place = build_layout(folder, config), torch.device(device)
     mesh = make_mesh(config.parallel, dist.get_world_size(), place.type)
     made = ParallelReplica(folder, config, layout, mesh, place, drawn_weights(folder, config))
-    optimizer = ParallelAdamW(config.optimizer, layout, made.parameters, made.copies_of)
+    optimizer = ParallelAdamW(config.optimizer, layout, made.parameters, made.copy_counts)
     for step in count(1):
         batch = samples(config, 2 * SAMPLES, VOCABULARY, step)
         mine = [batch[index] for index in made.local_samples(len(batch))]

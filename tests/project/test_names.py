@@ -21,6 +21,7 @@ from tests import ROOT
 LIMITS = {
     "one word": 36,
     "participle": 0,
+    "genitive": 0,
     "home-made word": 0,
     "docstring": 0,
 }
@@ -107,6 +108,11 @@ def test_no_more_participles() -> None:
     check_limit("participle")
 
 
+def test_no_more_genitives() -> None:
+    """`find_state_folder`, not `place_of`: the name tells what comes back."""
+    check_limit("genitive")
+
+
 def test_no_more_home_made_words() -> None:
     """One word has one meaning over the whole tree, and that of the field."""
     check_limit("home-made word")
@@ -130,6 +136,8 @@ def test_the_exceptions_are_few() -> None:
         ("class A:\n    @property\n    def anew(self): ...", []),
         ("@click.command()\ndef anew(): ...", []),
         ("@click.option()\ndef anew(): ...", ["one word"]),
+        ("def place_of(): ...", ["genitive"]),
+        ("class A:\n    @property\n    def _size_of(self): ...", ["genitive"]),
         ("def need(): ...", ["one word"]),
         ("def read_state(): ...", []),
         ("def save(): ...", []),
@@ -180,8 +188,11 @@ def offences(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
     """Yield the rule that is broken, the line, and the name or the docstring's first words."""
     nodes = list(ast.walk(tree))
     for node in nodes:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not is_property(node):
-            yield from offences_of_function(node)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.name.endswith("_of"):
+                yield "genitive", node.lineno, node.name
+            if not is_property(node):
+                yield from offences_of_function(node)
     for node in nodes:
         for name in bound_names(node):
             if name not in ALLOWED and HOME_MADE & {word.lower() for word in WORDS.findall(name)}:

@@ -9,7 +9,7 @@ import pytest
 from trainer.config.run import list_presets, load_config
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.model_config import named_shape
-from trainer.planning.replica import USABLE, strategy_of, training_of
+from trainer.planning.replica import USABLE, make_strategy, make_training_setup
 
 
 @pytest.mark.parametrize("name", sorted(list_presets()))
@@ -27,11 +27,11 @@ def test_every_preset_survives_yaml(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ddp-qlora", "fsdp-lora", "tp-sp-lora", "pp-lora"])
 def test_presets_for_two_cards_say_the_memory_that_is_planned(name: str) -> None:
     config, parallel = load_config(name), load_config(name).parallel
-    strategy = strategy_of(parallel, 2)
+    strategy = make_strategy(parallel, 2)
     assert parallel.count_copies(2) == strategy.replicas
     planned: list[float] = []
     for recompute in (False, True):
-        training = training_of(config, accelerator=True, recompute=recompute)
+        training = make_training_setup(config, accelerator=True, recompute=recompute)
         memory = plan_memory_by_part(named_shape("qwen3-4b"), training, strategy)
         assert memory.total < 24 * 2**30 * USABLE
         planned.append(memory.total / 2**30)

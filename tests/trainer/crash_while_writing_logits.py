@@ -52,7 +52,7 @@ def report(folder: Path, k: int, damage: bool, exit_code: int) -> None:
     logits = LogitsFolder(folder)
     described = (folder / "dataset.json").exists()
     logits.write_description(DESCRIPTION)
-    there = logits.is_there(1)
+    there = logits.has_shard(1)
     result = {
         "k": k,
         "damage": damage,

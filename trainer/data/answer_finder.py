@@ -19,10 +19,10 @@ from functools import cached_property
 from itertools import accumulate
 
 from trainer.data.answer_start import (
-    end_of,
     find_answer_start,
     find_common_prefix,
     find_continued_answer,
+    find_end,
     find_moved_start,
     has_same_ending,
     has_same_text,
@@ -196,7 +196,7 @@ class AnswerFinder:
         """
         before = self._turns[:number]
         first = all(turn["role"] != "user" for turn in before)
-        closing = end_of((before[-1].get("content") or "") if before else "")
+        closing = find_end((before[-1].get("content") or "") if before else "")
         asked = self._render_first_prompt(before, closing) if first else self._render(before, True)
         if asked is not None:
             begin = find_answer_start(asked, self._text)
@@ -369,7 +369,7 @@ class AnswerFinder:
         tail = alone[ends[0].start() :].rstrip()
         between = "".join(within[: token.start()].split())
         if not within.startswith(tail, token.start()) or any(
-            text.strip() and end_of(text) in between for text in later
+            text.strip() and find_end(text) in between for text in later
         ):
             return None
         return token.start() + len(tail)

@@ -31,7 +31,7 @@ def find_answer_start(asked: str, text: str) -> int | None:
     return common if _ONE_TAG.fullmatch(asked, common) else None
 
 
-def end_of(text: str) -> str:
+def find_end(text: str) -> str:
     """Return the last characters of a text, without white space, by which it is recognised."""
     return "".join(text.split())[-8:]
 

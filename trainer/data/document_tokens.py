@@ -17,7 +17,7 @@ from trainer.data.documents import Documents
 from trainer.data.encoded_rows import EncodedFile, is_large, open_encoded
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.formats import has_records
-from trainer.data.measurement import size_of
+from trainer.data.measurement import measure_size
 from trainer.data.row_entry import NEVER_CUT, RowSettings
 from trainer.data.shapes import Sample
 from trainer.data.sources import find_data, find_texts
@@ -131,11 +131,11 @@ class ReadDocuments:
 
     def iter_sizes(self) -> Iterator[int]:
         """Yield the bytes of each document's text."""
-        return map(size_of, self._documents)
+        return map(measure_size, self._documents)
 
     def iter_tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
         """Yield numbers of documents, their token ids, and which are learned."""
-        sizes = (size_of(self._documents[number]) for number in range(first, stop))
+        sizes = (measure_size(self._documents[number]) for number in range(first, stop))
         for begin, end in group_documents(sizes, _BATCH_BYTES):
             numbers = range(first + begin, first + end)
             samples = [self._documents[number] for number in numbers]

@@ -70,7 +70,7 @@ _PACKERS: dict[bytes, Callable[[BinaryIO, str], Any]] = {
     b"\x1f\x8b": lambda stream, _: gzip.GzipFile(fileobj=stream),
     b"BZh": lambda stream, _: bz2.BZ2File(stream),
     b"\xfd7zXZ\0": lambda stream, place: _Unpacked(_Xz(stream, place).read),
-    b"\x28\xb5\x2f\xfd": lambda stream, place: _pyarrow_for(place, "zstd").CompressedInputStream(
+    b"\x28\xb5\x2f\xfd": lambda stream, place: _import_pyarrow(place, "zstd").CompressedInputStream(
         stream, "zstd"
     ),
 }
@@ -242,7 +242,7 @@ def _read_any(
         return
     for first, (what, rows) in _OF_PYARROW.items():
         if head.startswith(first):
-            pa = _pyarrow_for(place, what)
+            pa = _import_pyarrow(place, what)
             with _make_seekable(stream, place) as whole:
                 yield from rows(pa, whole, place, columns)
             return
@@ -417,7 +417,7 @@ def _open_unpacked(head: bytes, stream: io.BufferedReader[Any], place: str) -> _
     return None
 
 
-def _pyarrow_for(place: str, what: str) -> Any:
+def _import_pyarrow(place: str, what: str) -> Any:
     """Return the module pyarrow, which reads a format.
 
     Raises:

@@ -84,7 +84,7 @@ def measure_samples(
         ConversationError: the chat template cannot express one.
     """
     found = Measurement(len(samples))
-    sizes = [size_of(sample) for sample in samples]
+    sizes = [measure_size(sample) for sample in samples]
     chosen = _choose_samples(samples, sizes, encoder, max_seq_len, budget)
     done: set[int] = set()
     measured_bytes = measured_tokens = 0
@@ -139,7 +139,7 @@ def _choose_samples(
             yield index, False
 
 
-def size_of(sample: Sample) -> int:
+def measure_size(sample: Sample) -> int:
     """Return the bytes of a sample's text."""
     size = 0
     for answer in sample.answers:

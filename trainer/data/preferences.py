@@ -16,7 +16,14 @@ import re
 from dataclasses import replace
 
 from trainer.data.instructions import read_instruction
-from trainer.data.sample import Sample, Tree, as_context, build_conversation, check_target, turns_of
+from trainer.data.sample import (
+    Sample,
+    Tree,
+    as_context,
+    build_conversation,
+    check_target,
+    read_role_turns,
+)
 from trainer.data.turns import ChatMessage, read_conversations, read_turns
 from trainer.data.values import BadLineError, read_nonempty_text, read_string
 
@@ -125,7 +132,7 @@ def _read_conversations(tree: Tree) -> list[Sample]:
 def _read_answer(tree: Tree, key: str) -> Turns:
     if isinstance(tree[key], str) and _is_dialogue(tree[key]):
         return _read_dialogue(tree[key], key)
-    return turns_of(tree, key, "assistant")
+    return read_role_turns(tree, key, "assistant")
 
 
 def _read_question(tree: Tree, answers: list[Turns]) -> Turns:

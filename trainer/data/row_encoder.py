@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trainer.config.run import Classes, Task
 from trainer.data.encoder import IGNORED, EncoderSource
 from trainer.data.labels import Kind, LabelColumn
-from trainer.data.measurement import size_of
+from trainer.data.measurement import measure_size
 from trainer.data.prompts import turns_before
 from trainer.data.records import Problems, read_json_lines, rename_keys
 from trainer.data.sample import Sample
@@ -140,7 +140,7 @@ class RowEncoder:
                 learned.append(targets)
                 labels.append(sample.label)
             digests += [sample.digest()] * len(sample.answers)
-            sizes += [size_of(sample)] * len(sample.answers)
+            sizes += [measure_size(sample)] * len(sample.answers)
             tree = json.dumps(record.tree).encode() if prompts else None
             records += [tree] * len(sample.answers)
         problems.raise_if_any()

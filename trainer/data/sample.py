@@ -73,11 +73,11 @@ def read_completion(tree: Tree, key: str = "completion") -> Sample:
     prompt, answer = tree.get("prompt"), tree.get(key)
     if not isinstance(prompt, list | dict) and not isinstance(answer, list | dict):
         return Sample(read_nonempty_text(tree, key), prompt=read_string(tree, "prompt"))
-    asked = as_context(turns_of(tree, "prompt", "user"))
-    return build_conversation(tree, (*asked, *turns_of(tree, key, "assistant")))
+    asked = as_context(read_role_turns(tree, "prompt", "user"))
+    return build_conversation(tree, (*asked, *read_role_turns(tree, key, "assistant")))
 
 
-def turns_of(tree: Tree, key: str, role: str) -> tuple[ChatMessage, ...]:
+def read_role_turns(tree: Tree, key: str, role: str) -> tuple[ChatMessage, ...]:
     """Return the turns of a key; a text is one turn of the role.
 
     Raises:

@@ -27,7 +27,7 @@ from trainer.data.selection import (
     split_off_documentation,
 )
 from trainer.data.shards import ANSWERS_SCHEMA, DESCRIPTION, shards_schema
-from trainer.data.subsets import README, Subset, choose_files_of, choose_subset, read_subsets
+from trainer.data.subsets import README, Subset, choose_subset, list_chosen_files, read_subsets
 from trainer.system.errors import InputError, convert_read_errors
 from trainer.system.process.slow_log import log_if_slow
 from trainer.system.regular_file import read_file
@@ -182,7 +182,7 @@ def _choose_files(
     found = choose_subset(place, subsets, subset)
     if found is None:
         return choose_files(place, names)
-    return choose_files_of(place, names, found, subsets)
+    return list_chosen_files(place, names, found, subsets)
 
 
 def find_texts(folder: Path) -> DataFiles | None:

@@ -87,7 +87,7 @@ def choose_subset(place: str, subsets: dict[str, Subset], chosen: str | None) ->
     return default[0]
 
 
-def choose_files_of(
+def list_chosen_files(
     place: str, names: list[str], subset: Subset, subsets: dict[str, Subset]
 ) -> tuple[list[str], LeftOut]:
     """Return the files of a subset's training split, and why others are left out.

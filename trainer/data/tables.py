@@ -109,7 +109,7 @@ class _Table:
         given = [name.strip() for name in header]
         if (double := find_duplicate(filter(None, given))) is not None:
             raise BadLineError(f"the header has the column {double[:40]!r} twice")
-        names = [name or _place_of(index, given) for index, name in enumerate(given)]
+        names = [name or _name_column(index, given) for index, name in enumerate(given)]
         self._unnamed = {name for name, there in zip(names, given, strict=True) if not there}
         places = {name: index for index, name in enumerate(names)}
         chosen = choose_columns(names, columns, source)
@@ -208,7 +208,7 @@ class _Table:
         return all(label in self._labels or whole_number(label) is not None for label in labels)
 
 
-def _place_of(index: int, names: list[str]) -> str:
+def _name_column(index: int, names: list[str]) -> str:
     """Return what a column without a name is called; the first is pandas' number of the row."""
     name = f"column {index + 1}" if index or "index" in names else "index"
     return name if name not in names else f"{name} without a name"

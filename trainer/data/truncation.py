@@ -19,7 +19,7 @@ from trainer.data.shapes import ChatMessage, Sample
 _BLANK = "\n\n"
 
 
-def encode_within(encoder: Encoder, sample: Sample, limit: int) -> tuple[list[int], list[int]]:
+def encode_truncated(encoder: Encoder, sample: Sample, limit: int) -> tuple[list[int], list[int]]:
     """Return ids and labels of a sample, at most `limit`.
 
     A sample that is no conversation is cut at its end. Of a conversation that does not fit, the
@@ -48,7 +48,7 @@ def encode_answers(
         ConversationError: the chat template cannot express one.
     """
     if sample.rejected is None:
-        return [encode_within(encoder, sample, limit)]
+        return [encode_truncated(encoder, sample, limit)]
     return [(ids[:limit], labels[:limit]) for ids, labels in map(encoder.encode, sample.answers)]
 
 

@@ -255,14 +255,14 @@ def _load_on_vulkan(
 
     A full model is loaded frozen: in its stored floats, without gradients.
     """
-    from trainer.planning.vulkan_buffers import slots_for
+    from trainer.planning.vulkan_buffers import count_slots
     from trainer.replica.backend import UnusableError
     from trainer.replica.wgpu.generation.generator import WgpuGenerator
     from trainer.replica.wgpu.gpu.errors import DeviceError
     from trainer.replica.wgpu.loaded_model import load_model
 
     config, layout = trained.config, trained.layout
-    data = config.data.model_copy(update={"max_seq_len": slots_for(longest, max_new_tokens)})
+    data = config.data.model_copy(update={"max_seq_len": count_slots(longest, max_new_tokens)})
     config = config.model_copy(update={"data": data})
     if config.method == "full":
         kinds = {header.dtype for header in read_headers(trained.base_dir).values()}

@@ -109,7 +109,7 @@ def _load_model(trained: TrainedModel, compute: Compute) -> Any:
             " all layers; leave it out"
         )
 
-    def load_on(name: str) -> Any:
+    def load_to_device(name: str) -> Any:
         device = torch.device(name)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
@@ -133,9 +133,9 @@ def _load_model(trained: TrainedModel, compute: Compute) -> Any:
         compute.backend,
         compute.gpu,
         {
-            "cuda": lambda: load_on(find_cuda_device(compute.gpu)),
+            "cuda": lambda: load_to_device(find_cuda_device(compute.gpu)),
             "wgpu": refuse_vulkan,
-            "cpu": lambda: load_on("cpu"),
+            "cpu": lambda: load_to_device("cpu"),
         },
     )
     return model

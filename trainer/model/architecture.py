@@ -17,7 +17,7 @@ from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig
 from trainer.model.config_keys import check_keys
 from trainer.model.families import Family, apply_defaults, biased_linears, find_family, text_config
-from trainer.model.safetensors_headers import positions_of, read_config
+from trainer.model.safetensors_headers import read_config, read_position_count
 from trainer.system.errors import InputError
 
 
@@ -105,7 +105,7 @@ def read_positions(model_dir: Path) -> int | None:
     """
     config = read_config(model_dir)
     scaling: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    known = [positions_of(config)]
+    known = [read_position_count(config)]
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
     if isinstance(original, int) and isinstance(factor, int | float):
         known.append(int(original * factor))  # YaRN's, which the first may lack

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.model.family import Family, SavedActivations
 from trainer.model.family_refusals import FULL_REFUSED, REFUSED, RENAMED
-from trainer.model.safetensors_headers import positions_of
+from trainer.model.safetensors_headers import read_position_count
 from trainer.system.errors import InputError
 
 _TIED = {"tie_word_embeddings": True}
@@ -396,7 +396,7 @@ def explain_transformers_only(config: Mapping[str, Any], length: int | None = No
         key = "partial_rotary_factor" if part not in (None, 1) else min(other)
         return f"{key} of the rotary embedding is computed by transformers' code alone"
     window = _read_window(settings, family)
-    limit = length or positions_of(settings)
+    limit = length or read_position_count(settings)
     if window is not None and (limit is None or limit > window):
         return (
             f"sliding_window {window} is shorter than a row of {limit or 'unknown length'}, and"

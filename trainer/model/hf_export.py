@@ -224,16 +224,16 @@ def iter_file(path: Path) -> Iterator[bytes]:
 
 def _pad_token(model_dir: Path) -> int | None:
     """Return the id of the tokenizer's padding token, if it has one."""
-    settings = _object_at(model_dir / "tokenizer_config.json")
+    settings = _read_object(model_dir / "tokenizer_config.json")
     if "added_tokens_decoder" not in settings:  # an older folder, see `TokenizerFolder`
-        settings |= _object_at(model_dir / "special_tokens_map.json")
+        settings |= _read_object(model_dir / "special_tokens_map.json")
     pad = settings.get("pad_token")
     pad = pad.get("content") if isinstance(pad, dict) else pad
-    known = _object_at(model_dir / TOKENIZER_FILE).get("added_tokens") or ()
+    known = _read_object(model_dir / TOKENIZER_FILE).get("added_tokens") or ()
     return next((entry["id"] for entry in known if entry["content"] == pad), None)
 
 
-def _object_at(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         tree: Any = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):

@@ -164,7 +164,7 @@ def _parse_tensor(path: Path, name: str, entry: Any, origin: int, file_size: int
     return TensorHeader(dtype, tuple(shape), path, origin + begin, origin + end)
 
 
-def positions_of(config: Mapping[str, Any]) -> int | None:
+def read_position_count(config: Mapping[str, Any]) -> int | None:
     """Return the maximal length in tokens by a config.json; None if it has none."""
     inner: Any = config.get("text_config")
     trees = (config, cast("dict[str, Any]", inner) if isinstance(inner, dict) else {})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
-from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of
+from trainer.planning.time import EFFICIENCY, find_speed, forward_flops_per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def scoring_seconds(
     for place, device in enumerate(teachers):
         on_host = device.name.startswith("CPU")
         precision = FP32 if wide or on_host else AUTOCAST
-        speed = speed_of(device, TrainingSetup(precision=precision, on_host=on_host))
+        speed = find_speed(device, TrainingSetup(precision=precision, on_host=on_host))
         if speed is None:
             return None
         # Whole shards: with fewer than teachers, some have none.

@@ -125,15 +125,17 @@ def choose_exchange(exchange: ExchangeLoad, *, rounds: bool = True) -> ChosenExc
         rounds: whether a run may exchange less often than after each step.
     """
     if not exchange.remotes:
-        return first_within(
+        return choose_first_fitting(
             exchange, [ExchangeCandidate("fp32", 1, exposed_seconds(exchange, "fp32"))]
         )
     found = [ExchangeCandidate(codec, 1, exposed_seconds(exchange, codec)) for codec in FREE]
-    seldom = rounds_of(exchange) if rounds else None
-    return first_within(exchange, [*found, seldom] if seldom else found)
+    seldom = make_rounds_candidate(exchange) if rounds else None
+    return choose_first_fitting(exchange, [*found, seldom] if seldom else found)
 
 
-def first_within(exchange: ExchangeLoad, candidates: Sequence[ExchangeCandidate]) -> ChosenExchange:
+def choose_first_fitting(
+    exchange: ExchangeLoad, candidates: Sequence[ExchangeCandidate]
+) -> ChosenExchange:
     """Return the first candidate that adds at most 5 % to a step, else the one that adds least."""
     most = MOST_EXPOSED * exchange.step_seconds * (1 + 1e-9)  # H* is made to meet it exactly
     taken = next((one for one in candidates if one.exposed.value <= most), None)
@@ -141,7 +143,7 @@ def first_within(exchange: ExchangeLoad, candidates: Sequence[ExchangeCandidate]
     return ChosenExchange(taken or least, taken is not None, tuple(candidates))
 
 
-def rounds_of(exchange: ExchangeLoad) -> ExchangeCandidate | None:
+def make_rounds_candidate(exchange: ExchangeLoad) -> ExchangeCandidate | None:
     """Return rounds of H* steps, or of the most that the run allows; None: it is too short."""
     most = exchange.total_steps // LEAST_ROUNDS
     if most < 1:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trainer.config.run import RunConfig
 from trainer.planning.memory import LOGIT_ELEMENTS, stage_holdings
-from trainer.planning.replica import training_of
+from trainer.planning.replica import make_training_setup
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import frozen_bytes, passing_layers
 from trainer.planning.strategy import FP32, Strategy, TrainingSetup
@@ -86,7 +86,7 @@ def used_setup(config: RunConfig, adapters: int, *, accelerator: bool) -> Traini
     Args:
         adapters: elements of what was trained beside a base.
     """
-    training = training_of(config, accelerator=accelerator, recompute=True)
+    training = make_training_setup(config, accelerator=accelerator, recompute=True)
     if config.method == "full":
         return replace(frozen_setup(4), length=training.length, classes=training.classes)
     return replace(training, adapters=adapters)

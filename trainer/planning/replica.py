@@ -79,7 +79,7 @@ class MemoryPlan:
         return self.fixed + self.per_token * self.sample_tokens
 
 
-def training_of(
+def make_training_setup(
     config: RunConfig, *, accelerator: bool, recompute: bool, coordinates: bool = False
 ) -> TrainingSetup:
     """Return what a run config trains, on one sample at a time."""
@@ -132,7 +132,7 @@ def plan_memory(
         resident: layers whose frozen linears stay in memory; None: those of `model.resident`, which
             `auto` leaves at all.
     """
-    training = training_of(
+    training = make_training_setup(
         config, accelerator=accelerator, recompute=recompute, coordinates=coordinates
     )
     resident = resolve_resident(config.model.resident, model.layers, resident)
@@ -311,16 +311,16 @@ def shared_memory_needed(
     Args:
         tokens: of each micro-batch; default: `busy_tokens`.
     """
-    training = training_of(config, accelerator=accelerator, recompute=recompute)
+    training = make_training_setup(config, accelerator=accelerator, recompute=recompute)
     rows = -(-(tokens or busy_tokens(config, accelerator=accelerator)) // training.length)
     return plan_memory_by_part(
         replace(model, counted=_count_elements(headers, config)),
         replace(training, rows=rows),
-        strategy_of(config.parallel, world),
+        make_strategy(config.parallel, world),
     ).total
 
 
-def strategy_of(parallel: ParallelConfig, world: int) -> Strategy:
+def make_strategy(parallel: ParallelConfig, world: int) -> Strategy:
     """Return the section `parallel` of a number of processes as a strategy."""
     return Strategy(
         world=world,

@@ -24,7 +24,7 @@ from trainer.planning.resident_layers import choose_group, describe_residents
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import Strategy, TrainingSetup
-from trainer.planning.time import flops_per_token, forward_flops_per_token, speed_of
+from trainer.planning.time import find_speed, flops_per_token, forward_flops_per_token
 from trainer.system.backends import BACKENDS
 
 NVME_RATE = 3e9
@@ -197,7 +197,7 @@ def plan_worker(
         if pool.device.backend == "wgpu" or not runs_groups(shape):
             most = 1
         chosen, memory = choose_group(plan, shape.layers, most, fits, lambda one: one[0].resident)
-        peak = speed_of(pool.device, chosen)
+        peak = find_speed(pool.device, chosen)
         rate = reading = None
         if peak is not None:
             flops = peak * efficiency

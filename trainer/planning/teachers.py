@@ -24,7 +24,7 @@ from trainer.planning.resident_layers import choose_resident, describe_residents
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
-from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of
+from trainer.planning.time import EFFICIENCY, find_speed, forward_flops_per_token
 from trainer.system.errors import InputError
 
 Place = Literal["cpu", "cuda"]
@@ -242,10 +242,10 @@ def pick_teacher(options: Sequence[TeacherOption]) -> TeacherOption | None:
     """
     able = [one for one in options if one.format.engine is not None and one.fits != "no"]
 
-    def merit_of(one: TeacherOption) -> tuple[object, ...]:
+    def rank_option(one: TeacherOption) -> tuple[object, ...]:
         return one.source != "computed", one.rate or 0.0, not one.format.is_gguf, -one.least
 
-    return max(able, key=merit_of, default=None)
+    return max(able, key=rank_option, default=None)
 
 
 def _make_option(
@@ -386,7 +386,7 @@ def _tokens_per_second(
     than the memory is read whole for each forward: pages that are used in turn are dropped in turn.
     """
     precision = FP32 if wide or place == "cpu" else AUTOCAST
-    peak = speed_of(device, TrainingSetup(precision=precision, on_host=place == "cpu"))
+    peak = find_speed(device, TrainingSetup(precision=precision, on_host=place == "cpu"))
     if given is None and peak is None:
         return None
     if given is not None:

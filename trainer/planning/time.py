@@ -14,9 +14,9 @@ from trainer.planning.exchange_choice import (
     ExchangeCandidate,
     ExchangeLoad,
     choose_exchange,
+    choose_first_fitting,
     exposed_seconds,
-    first_within,
-    rounds_of,
+    make_rounds_candidate,
 )
 from trainer.planning.memory import adapter_parameters, trained_parameters
 from trainer.planning.shapes import ModelShape
@@ -167,7 +167,7 @@ def plan_time(
         rate: tokens a second of all devices, where they read layers at each use; None: their peak.
     """
     speeds = [
-        speed_of(group.device, training) for group in cluster.groups for _ in range(group.count)
+        find_speed(group.device, training) for group in cluster.groups for _ in range(group.count)
     ]
     known = [speed for speed in speeds if speed is not None]
     if len(known) < len(speeds):
@@ -204,7 +204,7 @@ def plan_time(
     )
 
 
-def speed_of(device: DeviceModel, training: TrainingSetup) -> float | None:
+def find_speed(device: DeviceModel, training: TrainingSetup) -> float | None:
     """Return the peak of a device in the format of a training's products."""
     wide = training.precision.activation == 4
     if training.on_host:
@@ -236,12 +236,14 @@ def _star_load(
 def _choose_codec(strategy: Strategy, asked: ExchangeLoad) -> ChosenExchange:
     """Return the codec of an exchange after each step, or the length of rounds."""
     if strategy.data == "diloco":
-        rounds = rounds_of(asked) or rounds_of(replace(asked, total_steps=LEAST_ROUNDS))
+        rounds = make_rounds_candidate(asked) or make_rounds_candidate(
+            replace(asked, total_steps=LEAST_ROUNDS)
+        )
         assert rounds is not None
-        return first_within(asked, [rounds])
+        return choose_first_fitting(asked, [rounds])
     if strategy.codec == AUTO:
         return choose_exchange(asked, rounds=False)
-    return first_within(
+    return choose_first_fitting(
         asked, [ExchangeCandidate(strategy.codec, 1, exposed_seconds(asked, strategy.codec))]
     )
 

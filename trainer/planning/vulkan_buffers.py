@@ -42,7 +42,7 @@ class KVShape:
 
     def cache_bytes(self, batch: int, slots: int) -> int:
         """Return the bytes of a layer's keys and values together, for `slots` tokens a sample."""
-        return 2 * 4 * batch * self.num_kv_heads * slots_for(slots, 0) * self.head_dim
+        return 2 * 4 * batch * self.num_kv_heads * count_slots(slots, 0) * self.head_dim
 
 
 def tensor_bytes(shape: tuple[int, ...], kind: Kind) -> int:
@@ -61,7 +61,7 @@ def padded_length(tokens: int) -> int:
     return -(-tokens // _STEP) * _STEP
 
 
-def slots_for(longest: int, max_new_tokens: int) -> int:
+def count_slots(longest: int, max_new_tokens: int) -> int:
     """Return the positions that a continued prompt takes: whole chunks, for their padding."""
     return -(-(longest + max_new_tokens) // PROMPT_CHUNKS[0]) * PROMPT_CHUNKS[0]
 

@@ -99,7 +99,7 @@ def describe_losses(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def seconds_of(records: Sequence[Record]) -> float:
+def sum_seconds(records: Sequence[Record]) -> float:
     """Return how long a run worked, without the time between an end and the next start."""
     total = 0.0
     for before, after in pairwise(records):
@@ -147,7 +147,7 @@ def _describe_duration(records: Sequence[Record], unit: str) -> list[str]:
     speed = mean_speed(records)
     rate = f", {speed:,.0f} {unit}/s" if speed else ""
     return [
-        f"step {last['step']}, {loss_text(last)}, in {format_duration(seconds_of(records))}{rate}"
+        f"step {last['step']}, {loss_text(last)}, in {format_duration(sum_seconds(records))}{rate}"
     ]
 
 

@@ -49,7 +49,7 @@ _QUIET = ("verified", "listening")
 """Events that the view does not show."""
 
 
-def progress_at(
+def make_progress(
     step: int, generation: int, config: RunConfig, job: Job, plan: StepPlan
 ) -> RunProgress:
     """Return what a checkpoint after `step` updates says of the run."""
@@ -385,7 +385,7 @@ class RunRecorder:
         snapshot, scores = save.snapshot, save.validation
         step = snapshot.step
         metric = scores.get("accuracy", -scores["loss"]) if scores else None
-        progress = progress_at(step, save.generation, self._config, self._job, self._plan)
+        progress = make_progress(step, save.generation, self._config, self._job, self._plan)
         progress = replace(progress, logits_position=save.stream, early_stopping=save.early)
         began = time.monotonic()
         try:

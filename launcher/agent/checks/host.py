@@ -124,7 +124,7 @@ def check_cuda(python: str | None, cards: Sequence[str]) -> Finding:
     return Finding("ok", f"torch computes on {seen} of {len(cards)} cards")
 
 
-def python_beside(program: str) -> str | None:
+def find_python(program: str) -> str | None:
     """Return the Python of the environment that a program lies in; None when there is none."""
     found = shutil.which(program)
     return None if found is None else shutil.which(str(Path(found).with_name("python")))
@@ -133,7 +133,7 @@ def python_beside(program: str) -> str | None:
 @check("cuda", deadline=CUDA_DEADLINE)
 def check_trainer_cuda(program: str, own: bool, cards: Sequence[str]) -> Finding:
     """Query the Python of a trainer; for this installation's trainer that is this process."""
-    return check_cuda(sys.executable if own else python_beside(program), cards)
+    return check_cuda(sys.executable if own else find_python(program), cards)
 
 
 @check("secure_boot")

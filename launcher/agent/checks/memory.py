@@ -26,14 +26,14 @@ from trainer.planning.replica import (
     MemoryPlan,
     busy_tokens,
     group_tokens,
+    make_training_setup,
     most_tokens,
-    training_of,
 )
 from trainer.planning.resident_layers import describe_residents
 from trainer.planning.stored_layers import layer_bytes
 from trainer.planning.strategy import TrainingSetup
 from trainer.planning.streaming import HIDDEN, plan_reading
-from trainer.planning.time import EFFICIENCY, speed_of
+from trainer.planning.time import EFFICIENCY, find_speed
 from trainer.planning.workers import Room, RunMemory, coordinator_memory
 from trainer.system.backends import BACKENDS, Backend
 from trainer.system.errors import InputError
@@ -187,7 +187,7 @@ def check_layers(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
         assert planned.resident is not None
         free = main.available if planned.waits_on_host else pool.device.memory
         training = _training_of_worker(plan, config, planned, free, accelerator=True)
-        peak = speed_of(pool.device, training)
+        peak = find_speed(pool.device, training)
         if peak is None:
             lines.append(f"{name}: {describe_residents(planned.resident, memory.model.layers)}")
             continue
@@ -237,7 +237,7 @@ def _training_of_worker(
     Args:
         available: bytes where it waits, before the base is loaded if it is there; None: unknown.
     """
-    training = training_of(config, accelerator=accelerator, recompute=planned.recompute)
+    training = make_training_setup(config, accelerator=accelerator, recompute=planned.recompute)
     share = config.training.batch_size * training.rows // len(plan.workers)
     most = busy_tokens(config, accelerator=True) if accelerator else most_tokens(config)
     rows = max(1, min(share, most // training.length))

@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.errors import ConfigError, OverBudgetError
 from launcher.files import default_state_folder, make_private_folder
 from launcher.inventory.hosts import Host
-from launcher.plan.budget import currency_of, list_host_rates, refuse_unknown_rents
+from launcher.plan.budget import find_currency, list_host_rates, refuse_unknown_rents
 from launcher.runs.records.registry import new_run_id
 from trainer.config.budget import BudgetConfig, apply_environment, load_budget
 from trainer.planning.budget.budget_watch import BudgetWatch
@@ -53,7 +53,7 @@ def command_budget(
     budget = apply_environment(flags, environment)
     if budget is None or budget.ceiling is None:
         raise ConfigError("give --ceiling 5 --currency EUR, or set MOTLEY_BUDGET_CEILING")
-    tree = budget.model_dump() | {"currency": currency_of(hosts, budget.currency)}
+    tree = budget.model_dump() | {"currency": find_currency(hosts, budget.currency)}
     here = {"name": platform.node() or "localhost", **own}
     tree["hosts"] = [rate.model_dump() for rate in list_host_rates(hosts, {})] if hosts else [here]
     budget = load_budget(tree, "flags")

@@ -18,7 +18,7 @@ from launcher.agent.operations import send_group_signal, send_signal
 from launcher.errors import PartialError
 from launcher.hosts.base import Connection
 from launcher.plan.plan import ProcessPlan
-from launcher.session.log_index import marks_name, offset_at
+from launcher.session.log_index import find_offset, marks_name
 from launcher.session.processes import RUN_VARIABLE, ProcessIdentity
 from launcher.session.spec import (
     FINAL_PHASES,
@@ -249,7 +249,7 @@ class SessionSupervisor:
         It may be up to `log_index.GRANULARITY` seconds older; None when unknown.
         """
         path = f"{self.process_folder(process)}/{marks_name(log_name(attempt))}"
-        return offset_at(self._read_log(path), moment)
+        return find_offset(self._read_log(path), moment)
 
     def _read_log(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         try:

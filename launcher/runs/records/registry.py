@@ -33,7 +33,7 @@ from launcher.files import default_state_folder, make_private_folder
 from launcher.hosts import fleet
 from launcher.hosts.fleet import LOOK, Answers, ask_each
 from launcher.hosts.local import LocalConnection
-from launcher.inventory.hosts import Host, head_of
+from launcher.inventory.hosts import Host, find_coordinator_host
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.records.plan_file import MOST, read_record
 from launcher.runs.records.run import Run, StateFolder, is_run_id, locate_state_folder
@@ -81,7 +81,7 @@ class Registry:
         Raises:
             UnreachableError: no host answers.
         """
-        head = head_of(hosts)
+        head = find_coordinator_host(hosts)
         places = fleet.ask_hosts(
             hosts, locate_state_folder, deadline, enough=head.name, on_late=on_late
         )
@@ -95,9 +95,11 @@ class Registry:
         return cls(others[0], hosts, others, absence)
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the runs are kept on this machine, by this user."""
-        return not self.hosts or (self.absence is None and head_of(self.hosts).is_local)
+        return not self.hosts or (
+            self.absence is None and find_coordinator_host(self.hosts).is_local
+        )
 
     def open_state_folder(self) -> StateFolder:
         """Return the state folder of the coordinator's host.
@@ -155,7 +157,7 @@ class Registry:
         started = self._place.connection.ask(read_clock)
         tree = {**json.loads(plan.to_json()), "started": started}
         hosts = self._inventory_hosts(plan)
-        head = [head_of(self.hosts)] if self.hosts else []
+        head = [find_coordinator_host(self.hosts)] if self.hosts else []
         file_hosts = {host.name: host for host in (*hosts, *head)}
         run = Run(plan, started, hosts, file_hosts=tuple(file_hosts.values()))
         return run, json.dumps(tree, indent=1).encode()
@@ -207,7 +209,7 @@ class Registry:
         return None
 
     def _read_run(self, place: StateFolder, run_id: str) -> Run:
-        path = place.plan_of(run_id)
+        path = place.plan_path(run_id)
         try:
             record = read_record(place.connection.read(path, limit=MOST), run_id)
         except ValueError as error:

@@ -90,7 +90,7 @@ class StateFolder:
         """Return the folder of a run."""
         return str(self.folder / "runs" / run_id)
 
-    def plan_of(self, run_id: str) -> str:
+    def plan_path(self, run_id: str) -> str:
         """Return the path of a run's plan."""
         return f"{self.run_folder(run_id)}/plan.json"
 

@@ -178,7 +178,7 @@ def read_run_config(
     own = read_stored_config(run_id)
     if own is None:
         theirs = registry.read_config(run_id)
-        if not registry.is_here:
+        if not registry.is_local:
             _refuse_foreign_paths(theirs, registry.hosts, run_id, given)
         return _without_command(theirs, run_id)
     remarks: list[str] = []

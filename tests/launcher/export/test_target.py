@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.export.job import ExportedJob
-from launcher.export.target import check_strategy, parse_target, target_of
+from launcher.export.target import check_strategy, choose_target, parse_target
 from launcher.export.torchrun import render_torchrun
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
@@ -41,7 +41,7 @@ def test_a_target_says_what_it_read(text: str) -> None:
 
 def test_equal_hosts_are_a_target_and_each_gets_its_command() -> None:
     hosts = [host("one", CARD, CARD, address="10.0.0.1"), host("two; reboot", CARD, CARD)]
-    target = target_of(hosts)
+    target = choose_target(hosts)
     assert (target.nodes, target.devices, target.world_size, target.backend) == (2, 2, 4, "cuda")
     job = ExportedJob(run_id="run", config=config(), target=target, version="1", wheel="w.whl")
     rendered = render_torchrun(job)
@@ -63,7 +63,7 @@ def test_equal_hosts_are_a_target_and_each_gets_its_command() -> None:
 )
 def test_hosts_that_equal_processes_cannot_use_are_named(hosts: list[Host], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        target_of(hosts)
+        choose_target(hosts)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_hosts_that_equal_processes_cannot_use_are_named(hosts: list[Host], says
 )
 def test_a_name_that_is_no_card_stands_in_no_script(name: str) -> None:
     with pytest.raises(ConfigError, match="not the name of a card") as caught:
-        target_of([host("lambda", ("cuda", name))])
+        choose_target([host("lambda", ("cuda", name))])
     assert "\n" not in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.inventory.hosts import EMBEDDED, head_of, load_inventory, parse_answer
+from launcher.inventory.hosts import EMBEDDED, find_coordinator_host, load_inventory, parse_answer
 from launcher.plan.plan import LaunchPlan
 from tests import ROOT
 from trainer.system.untrusted_data import validate_data
@@ -66,7 +66,7 @@ def test_names_are_an_inventory(
     monkeypatch.chdir(tmp_path)
     hosts = load_inventory(Path(source))
     assert [host.name.removeprefix("me@") for host in hosts] == ["lambda", "intel"]
-    assert head_of(hosts) is hosts[0]
+    assert find_coordinator_host(hosts) is hosts[0]
     assert not any(host.is_local or host.coordinator for host in hosts)
     with pytest.raises(ConfigError, match="no inventory there/lambda,intel: the file does not"):
         load_inventory(Path("there/lambda,intel"))

@@ -83,7 +83,7 @@ def plan_of(start: StartArguments, queue: Queue, run_id: str) -> Run:
     with entry_of(queue, run_id).job.open_request() as job:
         launch = cluster.plan_launch(job, None, only_to_plan=False, run_id=run_id)
     run, record = cluster.registry.record_run(launch.plan)
-    LocalConnection().write(cluster.registry.open_state_folder().plan_of(run_id), record)
+    LocalConnection().write(cluster.registry.open_state_folder().plan_path(run_id), record)
     return run
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from launcher.session.log_index import LogMarks, offset_at
+from launcher.session.log_index import LogMarks, find_offset
 from launcher.session.processes import find_run, send_signal
 from launcher.session.spec import RestartPolicy, SessionSpec
 from tests.waiting import wait_for
@@ -229,4 +229,4 @@ def test_a_torn_mark_takes_no_other_with_it(disk: Disk) -> None:
     marks.take_mark()
     last = times.read_bytes().rpartition(b"\0")[2].splitlines()
     assert [len(line.split()) for line in last] == [1, 2]
-    assert offset_at(b"\n".join(last), 9e9) == 77
+    assert find_offset(b"\n".join(last), 9e9) == 77

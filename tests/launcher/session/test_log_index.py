@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.session.log_index import LogMarks, offset_at
+from launcher.session.log_index import LogMarks, find_offset
 
 MARKS = b"100.0 0\n105.0 50\n130.0 80\n"
 
@@ -14,18 +14,18 @@ MARKS = b"100.0 0\n105.0 50\n130.0 80\n"
     [(1.0, 0), (100.0, 0), (104.9, 0), (105.0, 50), (129.9, 50), (130.0, 80), (9e9, 80)],
 )
 def test_where_the_log_was(moment: float, offset: int) -> None:
-    assert offset_at(MARKS, moment) == offset
+    assert find_offset(MARKS, moment) == offset
 
 
 def test_a_clock_that_was_set_back_loses_no_lines() -> None:
-    assert offset_at(b"100.0 10\n90.0 20\n120.0 30\n", 95.0) == 0
-    assert offset_at(b"100.0 10\n90.0 20\n120.0 30\n", 110.0) == 20
+    assert find_offset(b"100.0 10\n90.0 20\n120.0 30\n", 95.0) == 0
+    assert find_offset(b"100.0 10\n90.0 20\n120.0 30\n", 110.0) == 20
 
 
 def test_torn_marks_are_left_out() -> None:
-    assert offset_at(b"100.0 10\n10", 200.0) == 10
-    assert offset_at(b"", 200.0) is None
-    assert offset_at(b"\n\nx y\n", 200.0) is None
+    assert find_offset(b"100.0 10\n10", 200.0) == 10
+    assert find_offset(b"", 200.0) is None
+    assert find_offset(b"\n\nx y\n", 200.0) is None
 
 
 def test_a_mark_is_taken_when_the_log_grew(tmp_path: Path) -> None:

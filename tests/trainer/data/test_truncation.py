@@ -15,7 +15,7 @@ from tests.trainer.data.test_chat_template import write_model
 from tests.trainer.data.test_tokens import byte_tokenizer, write
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.shapes import ChatMessage, Sample
-from trainer.data.truncation import encode_within, fit_conversation
+from trainer.data.truncation import encode_truncated, fit_conversation
 
 
 def said(*turns: tuple[str, str]) -> Sample:
@@ -130,9 +130,9 @@ def test_templates_express_what_is_left(tmp_path: Path, name: str):
     turns = [("user", TRANSCRIPT), ("assistant", "first"), ("user", TRANSCRIPT), ("assistant", "z")]
     whole, _ = encoder.encode_conversation(said(*turns))
     one, _ = encoder.encode_conversation(said(*turns[2:]))
-    ids, labels = encode_within(encoder, said(*turns), len(whole) - 1)
+    ids, labels = encode_truncated(encoder, said(*turns), len(whole) - 1)
     assert ids == one
-    ids, labels = encode_within(encoder, said(*turns), len(one) - 1)
+    ids, labels = encode_truncated(encoder, said(*turns), len(one) - 1)
     expected = encoder.encode_conversation(said(("user", "\n".join(LINES[1:])), ("assistant", "z")))
     assert (ids, labels) == expected
 
@@ -172,7 +172,7 @@ def test_a_reasoning_is_cut_with_its_turn_alone(tmp_path: Path):
     asked = ChatMessage("user", TRANSCRIPT)
     chat = Sample("", messages=(asked, answer, asked, last))
     one = encoder.encode_conversation(replace(chat, messages=(asked, last)))
-    assert encode_within(encoder, chat, len(one[0])) == one
-    ids, labels = encode_within(encoder, chat, len(one[0]) - 1)
+    assert encode_truncated(encoder, chat, len(one[0])) == one
+    ids, labels = encode_truncated(encoder, chat, len(one[0]) - 1)
     assert len(ids) < len(one[0])
     assert [x for x in labels if x != IGNORED] == [x for x in one[1] if x != IGNORED]

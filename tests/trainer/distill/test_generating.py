@@ -149,7 +149,7 @@ def test_an_interrupted_pass_goes_on_with_what_is_missing(
     stopped = ask("stopped")
 
     def stop() -> None:
-        if stopped.folder.is_described and stopped.folder.is_there(0):
+        if stopped.folder.is_described and stopped.folder.has_shard(0):
             raise Interrupted("enough")
 
     with pytest.raises(Interrupted):
@@ -197,7 +197,7 @@ def test_the_folder_is_data_for_students_and_teachers(
 def test_a_blank_answer_is_no_row_but_is_there(ask: Callable[..., AnswerAssignment]) -> None:
     assignment = ask("out", samples=1)
     answer(assignment)
-    folder, plan = assignment.folder, assignment.folder.plan_of(0)
+    folder, plan = assignment.folder, assignment.folder.shard_plan(0)
     first, second = folder.read_shard(0)
     blank = replace(first, text=" ")
     from trainer.distill.answers.file import decode_answers, encode_answers

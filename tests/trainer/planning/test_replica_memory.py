@@ -29,9 +29,9 @@ from trainer.planning.replica import (
     Recomputation,
     busy_tokens,
     choose_recomputation,
+    make_training_setup,
     most_tokens,
     plan_memory,
-    training_of,
 )
 from trainer.planning.strategy import Strategy
 from trainer.replica.microbatch import MicroBatchLimit, split_by_length
@@ -153,7 +153,7 @@ def test_activations_are_counted(
     )
     replica, _ = start(folder, config)
     measured = saved_per_token(replica, length=64)
-    training = training_of(config, accelerator=False, recompute=recompute)
+    training = make_training_setup(config, accelerator=False, recompute=recompute)
     shape, one = read_shape(folder), Strategy()
     layer = of_layer_input if recompute else of_layer
     planned = 2 * layer(shape, training, one).value + of_head(shape, training).value
@@ -188,7 +188,7 @@ def test_activations_of_layers_of_transformers_are_counted(
     )
     replica, _ = start(folder, config)
     measured = saved_per_token(replica, length, classes=False)
-    training = training_of(config, accelerator=False, recompute=False)
+    training = make_training_setup(config, accelerator=False, recompute=False)
     shape = read_shape(folder)
     planned = 2 * of_layer(shape, training, Strategy()).value + of_head(shape, training).value
     assert 0.85 * planned < measured < 1.06 * planned
@@ -252,7 +252,7 @@ def test_tables_that_train_whole(tiny: Tiny, names: list[str], tied: bool) -> No
     assert plan.workspace - plain.workspace == ("lm_head" in names) * table
     model = start(folder, config)[0]._model
     assert plan.frozen == sum(part.nbytes for part in model.parameters() if not part.requires_grad)
-    training = training_of(config, accelerator=False, recompute=False)
+    training = make_training_setup(config, accelerator=False, recompute=False)
     assert trained_parameters(read_shape(folder), training) == build_layout(folder, config).size
 
 

@@ -21,7 +21,7 @@ from tests.trainer.small_model import write_data, write_model
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer.checkpoint.store import CheckpointStore
 from trainer.system.process.child import SAVING_VARIABLE
-from trainer.tracking.card import describe_losses, make_card, mean_speed, seconds_of
+from trainer.tracking.card import describe_losses, make_card, mean_speed, sum_seconds
 from trainer.tracking.status import read_status
 
 BIN = Path(sys.executable).parent
@@ -83,9 +83,9 @@ def test_steps_after_the_last_checkpoint_are_computed_again() -> None:
 
 def test_the_time_in_which_nothing_ran_does_not_count() -> None:
     killed = [event("listening", 100.0), step(1, 103.0), event("resumed", 9000.0), step(2, 9004.0)]
-    assert seconds_of(killed) == 7.0
+    assert sum_seconds(killed) == 7.0
     stopped = [*killed, event("stopped", 9005.0), event("listening", 50000.0), step(3, 50002.0)]
-    assert seconds_of(stopped) == 10.0
+    assert sum_seconds(stopped) == 10.0
 
 
 def test_the_mean_speed_is_that_of_the_steps() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer.replica.backend import Compute
 
 
-def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str | None:
+def _parse_gpu(_: click.Context, param: click.Parameter, given: str | None) -> str | None:
     if given is None:
         return None
     backend, *gpu = given.split(":", 1)
@@ -97,7 +97,7 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
     "--kv-offload",
     "kv_gpu",
     metavar="wgpu[:ID]",
-    callback=_gpu_of,
+    callback=_parse_gpu,
     help="A spare Vulkan device (index, PCI address, name) for keys and values of layers.",
 )
 @click.option(

@@ -34,9 +34,9 @@ class RoundAnswers(AnswersFolder):
         """See `ShardFolder`: those of the rounds that were written."""
         names = (name.removeprefix("shard-") for name in list_matching(self.path, "shard-*"))
         numbers = sorted(int(name) for name in names if name.isdecimal())
-        return [self.plan_of(number) for number in numbers if self.is_there(number)]
+        return [self.shard_plan(number) for number in numbers if self.has_shard(number)]
 
-    def plan_of(self, number: int) -> ShardPlan:
+    def shard_plan(self, number: int) -> ShardPlan:
         """See `ShardFolder`."""
         there = self.description
         return ShardPlan(
@@ -72,12 +72,12 @@ class RoundsFolder(LogitsFolder):
         found: list[ShardPlan] = []
         for plan in self.answers.plans:
             try:
-                found.append(self.plan_of(plan.number))
+                found.append(self.shard_plan(plan.number))
             except StorageError:
                 found.append(plan)
         return found
 
-    def plan_of(self, number: int) -> ShardPlan:
+    def shard_plan(self, number: int) -> ShardPlan:
         """See `ShardFolder`; raises StorageError if the answers are missing or damaged."""
         if number not in self._plans:
             self.plan_scores(number, self.answers.read_shard(number))
@@ -86,7 +86,7 @@ class RoundsFolder(LogitsFolder):
     def plan_scores(self, number: int, answers: Sequence[Answer]) -> ShardPlan:
         """Return the plan of the scores of a round's answers."""
         tokens = sum(len(answer.tokens) for answer in answers)
-        self._plans[number] = replace(self.answers.plan_of(number), tokens=tokens)
+        self._plans[number] = replace(self.answers.shard_plan(number), tokens=tokens)
         return self._plans[number]
 
     def _decode_shard(self, plan: ShardPlan, content: bytes) -> Sequence[Window]:

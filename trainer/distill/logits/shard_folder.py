@@ -145,7 +145,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         """The plans of all shards, in order."""
         return self.description.shards
 
-    def plan_of(self, number: int) -> ShardPlan:
+    def shard_plan(self, number: int) -> ShardPlan:
         """Return the plan of a shard."""
         return self.description.shards[number]
 
@@ -153,7 +153,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         """Return the path of a shard."""
         return self.path / shard_name(number)
 
-    def is_there(self, number: int) -> bool:
+    def has_shard(self, number: int) -> bool:
         """Whether a shard exists, complete or not; its manifest comes last."""
         return _path_exists(self.shard_path(number) / atomic_folder.MANIFEST)
 
@@ -174,7 +174,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         Raises:
             StorageError: it differs from its manifest or its plan; names the place.
         """
-        found = self._find_faults(self.plan_of(number), self.read_shard(number))
+        found = self._find_faults(self.shard_plan(number), self.read_shard(number))
         if found:
             raise StorageError(f"{self.shard_path(number)}: {found[0]}")
 
@@ -188,15 +188,15 @@ class ShardFolder(ABC, Generic[D, Item]):
             StorageError: the disk failed or is full.
         """
         items = list(items)
-        plan = self.plan_of(number)
+        plan = self.shard_plan(number)
         found = self._find_faults(plan, items)
         if found:
             raise InputError(
                 f"{self.shard_path(number)}: {found[0]}; has the corpus or tokenizer changed?"
             )
-        if self.is_there(number):
+        if self.has_shard(number):
             self.quarantine_shard(number, "written again")
-        if not self.is_there(number):
+        if not self.has_shard(number):
             self._publish_shard(plan, self._encode_shard(plan, items), disk or Disk())
         with suppress(OSError):  # a request that stays is found fulfilled
             (self.path / REQUESTS / f"{plan.name}.json").unlink(missing_ok=True)
@@ -217,7 +217,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         if blake3(content).hexdigest() != record.blake3:
             raise StorageError(f"{folder / self.file}: it does not match the manifest")
         try:
-            return self._decode_shard(self.plan_of(number), content)
+            return self._decode_shard(self.shard_plan(number), content)
         except ValueError as error:
             raise StorageError(f"{folder / self.file}: {error}") from None
 
@@ -235,7 +235,7 @@ class ShardFolder(ABC, Generic[D, Item]):
             pass
         else:
             return None
-        plan = self.plan_of(number)
+        plan = self.shard_plan(number)
         aside = self.path / QUARANTINE / f"{plan.name}-{secrets.token_hex(4)}"
         try:
             for part in (QUARANTINE, REQUESTS):  # a copied folder may lack empty folders
@@ -257,7 +257,7 @@ class ShardFolder(ABC, Generic[D, Item]):
 
     def request_shard(self, number: int, reason: str) -> None:
         """Request a shard from the teachers."""
-        plan = self.plan_of(number)
+        plan = self.shard_plan(number)
         text = json.dumps({"shard": number, "reason": reason}) + "\n"
         path = self.path / REQUESTS / f"{plan.name}.json"
         try:
@@ -355,8 +355,8 @@ def verify_shards(folder: ShardFolder[Any, Any]) -> Iterator[ShardVerdict]:
     """
     for plan in folder.plans:
         try:
-            folder.plan_of(plan.number)  # of rounds: reads their answers
-            if folder.is_there(plan.number):
+            folder.shard_plan(plan.number)  # of rounds: reads their answers
+            if folder.has_shard(plan.number):
                 folder.verify_shard(plan.number)
                 yield ShardVerdict(plan.number, plan.name, "whole")
             else:

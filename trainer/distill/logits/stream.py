@@ -123,12 +123,12 @@ class ShardStream:
             try:
                 return self._folder.read_shard(number)
             except StorageError as error:
-                if not self._folder.is_there(number):
+                if not self._folder.has_shard(number):
                     continue  # its share is gone, or another student moved it to quarantine
                 aside = self._folder.quarantine_shard(number, str(error))
                 if aside is not None:
                     self._on_damage(f"{error}; moved to {aside} and requested again")
-                if not patient and not self._folder.is_there(number):
+                if not patient and not self._folder.has_shard(number):
                     return None
 
     def _draw_groups(self, epoch: int) -> list[tuple[int, ...]]:
@@ -164,12 +164,12 @@ class ShardStream:
         return Position(epoch=behind.epoch, group=behind.group + 1, postponed=behind.postponed)
 
     def _wait_for(self, number: int) -> None:
-        if self._folder.is_there(number):
+        if self._folder.has_shard(number):
             return
         watch = TeacherWatch(self._folder)
         name = self._folder.shard_path(number).name
-        while not self._folder.is_there(number):
-            if watch.seconds_of_silence() >= self._timeout and not self._folder.is_there(number):
+        while not self._folder.has_shard(number):
+            if watch.seconds_of_silence() >= self._timeout and not self._folder.has_shard(number):
                 self._give_up(watch, name)
             states = [f"{each.state.name} {each.state.state}" for each in watch.list_teachers()]
             self._on_wait(f"waits for {name} ({', '.join(states) or 'no teacher yet'})")

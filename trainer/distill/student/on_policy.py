@@ -155,15 +155,15 @@ class OnPolicy:
     def _read_or_write_answers(self, number: int, tell: Tell) -> Sequence[Answer]:
         """Return the answers of a round; they are written if they are not there."""
         there = self._rounds.answers
-        if there.is_there(number):
+        if there.has_shard(number):
             try:
                 return there.read_shard(number)
             except StorageError as error:
                 there.quarantine_shard(number, str(error))
                 tell("quarantined", f"{error}; generated again")
-        began, plan = time.monotonic(), there.plan_of(number)
+        began, plan = time.monotonic(), there.shard_plan(number)
         places = [
-            AnswerSlot(document, 0, self._prompt_of(document), document)
+            AnswerSlot(document, 0, self._find_prompt(document), document)
             for document in range(plan.first_document, plan.stop_document)
         ]
         answers = self._author.write_answers(places, lambda _: self._look_at_stop())
@@ -197,7 +197,7 @@ class OnPolicy:
         if self._stop:
             raise _Stopped
 
-    def _prompt_of(self, document: int) -> int:
+    def _find_prompt(self, document: int) -> int:
         """Return the number of the prompt of an answer, of which each comes once in an epoch."""
         epoch, place = divmod(document, len(self._prompts.tokens))
         return int(self._order(epoch)[place])
@@ -211,7 +211,7 @@ class OnPolicy:
             if not reported:
                 reported.append(message)
                 tell("waiting", message)
-            if not self._rounds.answers.is_there(number):  # a teacher found them damaged
+            if not self._rounds.answers.has_shard(number):  # a teacher found them damaged
                 self._read_or_write_answers(number, tell)
 
         self._on_wait, self._damaged = on_wait, lambda message: tell("quarantined", message)

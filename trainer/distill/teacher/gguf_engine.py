@@ -74,7 +74,7 @@ class GgufEngine:
         numbers = np.repeat(
             np.arange(len(windows), dtype=np.int32), [len(each) for each in windows]
         )
-        context = self._context_of(len(tokens))
+        context = self._make_context(len(tokens))
         self._library.clear_cache(context)
         for first in range(0, len(tokens), self._rows):
             part = slice(first, first + self._rows)
@@ -84,7 +84,7 @@ class GgufEngine:
             self._source.check_unchanged()  # else these are of other weights
             yield torch.from_numpy(logits)
 
-    def _context_of(self, tokens: int) -> int:
+    def _make_context(self, tokens: int) -> int:
         """Return a context with room for so many tokens."""
         if tokens > self._cells:
             if self._opened:

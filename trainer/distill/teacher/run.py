@@ -104,7 +104,7 @@ class ShardRun(Generic[Items]):
                     self._make_missing(heartbeat, held if stay else None)
                 except Interrupted:
                     # Not by the tally: what was written meanwhile is not counted yet.
-                    if all(self._folder.is_there(plan.number) for plan in self._share):
+                    if all(self._folder.has_shard(plan.number) for plan in self._share):
                         heartbeat.report_done()
                     end = Lease.release
                     raise
@@ -154,7 +154,7 @@ class ShardRun(Generic[Items]):
             log.info("took over part %d of %d: its process has ended", part, self._parts.count)
             self._share.extend(more)
             for plan in more:
-                if self._is_there(plan):
+                if self._is_complete_shard(plan):
                     self._tally.count_found(plan)
                 elif not self._over():
                     self._make_shard(plan, heartbeat, writer)
@@ -174,7 +174,7 @@ class ShardRun(Generic[Items]):
         """Yield the shards to score, in order, requested ones first."""
         for plan in self._share:
             yield from self._iter_requested()
-            if self._is_there(plan):
+            if self._is_complete_shard(plan):
                 self._tally.count_found(plan)
             else:
                 yield plan
@@ -183,16 +183,16 @@ class ShardRun(Generic[Items]):
     def _iter_requested(self) -> Iterator[ShardPlan]:
         wanted = set(self._folder.list_requests())
         for plan in self._share:
-            if plan.number in wanted and not self._is_there(plan):
+            if plan.number in wanted and not self._is_complete_shard(plan):
                 self._tally.uncount_lost(plan)
                 yield plan
 
-    def _is_there(self, plan: ShardPlan) -> bool:
+    def _is_complete_shard(self, plan: ShardPlan) -> bool:
         """Whether a shard needs no scoring, after checking its bytes."""
         self._check()
         if self._writing is not None and self._writing[0] is plan:
             return True
-        if not self._folder.is_there(plan.number):
+        if not self._folder.has_shard(plan.number):
             return False
         try:
             self._folder.verify_shard(plan.number)
@@ -299,7 +299,7 @@ class TeacherRun(ShardRun[Window]):
         scored = False
         for rounds in find_rounds(self._folder.path):
             for plan in self._requested_answers(rounds):
-                if self._parts.holds_shard(plan.number) and not rounds.is_there(plan.number):
+                if self._parts.holds_shard(plan.number) and not rounds.has_shard(plan.number):
                     scored |= self._score_round(rounds, plan.number)
         return scored
 

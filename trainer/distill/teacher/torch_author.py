@@ -23,7 +23,7 @@ from trainer.planning.forward import frozen_setup
 from trainer.planning.vulkan_buffers import KVShape
 from trainer.replica.backend import Compute
 from trainer.replica.torch.decoder import Decoder
-from trainer.replica.torch.generator import generator_of
+from trainer.replica.torch.generator import make_generator
 from trainer.replica.torch.model import find_backbone
 from trainer.replica.torch.residence import plan_answers
 from trainer.system.errors import InputError
@@ -69,7 +69,7 @@ def open_generate(
         "training.precision": "fp32",  # products take the weights' own dtype
     }
     config = load_config(None, settings)
-    generator = generator_of(engine.model, model_dir, config, engine.device, batch=batch)
+    generator = make_generator(engine.model, model_dir, config, engine.device, batch=batch)
     if offload is None:
         return generator.generate
     from trainer.distill.teacher.kv_offload import open_store, with_fallback

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trainer.data.document_tokens import DocumentTokens, Range, group_documents
 from trainer.distill.logits.description import ShardPlan
-from trainer.model.safetensors_headers import positions_of, read_config
+from trainer.model.safetensors_headers import read_config, read_position_count
 from trainer.planning.teachers import WINDOW
 from trainer.system.errors import InputError
 
@@ -99,7 +99,7 @@ class WindowCutter:
 
 def window_length(model_dir: Path, wanted: int | None) -> int:
     """Return the tokens of a window: the requested number, else the teacher's maximum."""
-    positions = positions_of(read_config(model_dir))
+    positions = read_position_count(read_config(model_dir))
     if positions is None or (wanted or WINDOW) <= positions:
         return wanted or WINDOW
     if wanted is not None:

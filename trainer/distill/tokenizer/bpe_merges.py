@@ -76,19 +76,19 @@ class Bpe:
         made = self.count_made_tokens(counts)
         ranks = {merge: rank for rank, merge in enumerate(self.merges)}
 
-        def urgency_of(token: str) -> tuple[int, int]:
+        def rank_token(token: str) -> tuple[int, int]:
             # A token without a merge is found as a whole word (`ignore_merges`), or never.
             merge = self.completions.get(token)
             return -made[token], len(ranks) + self.ids[token] if merge is None else ranks[merge]
 
         kept = set(self.fixed)
-        for token in sorted(self.ids.keys() - kept, key=urgency_of):
+        for token in sorted(self.ids.keys() - kept, key=rank_token):
             missing = self._merge_tree(token) - kept
             if len(kept) + len(missing) <= size:
                 kept |= missing
         return kept
 
-    def merges_of(self, kept: set[str]) -> list[Merge]:
+    def select_merges(self, kept: set[str]) -> list[Merge]:
         """Return the merges of kept tokens into kept tokens, in their order."""
         return [merge for merge in self.merges if kept.issuperset((*merge, "".join(merge)))]
 

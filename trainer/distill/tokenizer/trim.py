@@ -79,7 +79,7 @@ def trim_to_size(
     kept = sorted(bpe.select_tokens(counts, size), key=bpe.ids.__getitem__)
     new_ids = {token: id for id, token in enumerate(kept)}
     teacher_ids = [bpe.ids[token] for token in kept]
-    tree["model"]["merges"] = [list(merge) for merge in bpe.merges_of(set(kept))]
+    tree["model"]["merges"] = [list(merge) for merge in bpe.select_merges(set(kept))]
     _renumber_tokens(tree, new_ids, str(path))
     text = json.dumps(tree, ensure_ascii=False, indent=2).encode()
     trimmed = _load_trimmed(text, teacher, new_ids, teacher_ids, str(path))

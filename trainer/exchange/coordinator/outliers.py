@@ -123,8 +123,8 @@ def _largest_tensor(block: Block, contribution: Contribution) -> str:
     """Return the name of the tensor that has the largest norm."""
     values = contribution.decode()
 
-    def norm_of(slot: TensorSlot) -> float:
+    def compute_norm(slot: TensorSlot) -> float:
         part = values[slot.start - block.start : slot.stop - block.start]
         return float(np.linalg.norm(part.astype(np.float64)))
 
-    return max(block.tensors, key=norm_of).name
+    return max(block.tensors, key=compute_norm).name

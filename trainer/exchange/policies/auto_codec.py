@@ -23,9 +23,9 @@ from trainer.planning.exchange_choice import (
     MOST_EXPOSED,
     ExchangeCandidate,
     ExchangeLoad,
+    choose_first_fitting,
     element_bytes,
     exposed_seconds,
-    first_within,
 )
 from trainer.planning.term import Term, term
 
@@ -108,7 +108,7 @@ class CodecChoice:
             ExchangeCandidate(codec, 1, self._estimate_exposed(exchange, codec, window.out))
             for codec in FREE
         ]
-        taken = first_within(exchange, candidates).codec if remote else FREE[0]
+        taken = choose_first_fitting(exchange, candidates).codec if remote else FREE[0]
         back = FREE.index(taken) < FREE.index(self.codec)
         self._larger = self._larger + 1 if back else 0
         if taken == self.codec or (back and self._larger < _AGREEING):

@@ -123,13 +123,13 @@ class Averages:
         block, offsets = frame.block, self._offsets[frame.block]
         if self._steps[block] != frame.step:
             in_place = self._is_lent(block)
-            if not self._all_taken(block) or (in_place and not self._made_here(frame)):
+            if not self._all_taken(block) or (in_place and not self._lies_in_region(frame)):
                 return False
             self._steps[block] = frame.step
             self._readers[block].clear()
             offsets.clear()
         if frame.offset not in offsets:
-            if not self._made_here(frame):
+            if not self._lies_in_region(frame):
                 self._region.copy_payload(frame)
             offsets.add(frame.offset)
         self._readers[block][reader] = reader.count_average()
@@ -142,7 +142,7 @@ class Averages:
         lent = self._lent[block]
         return lent is not None and lent() is not None
 
-    def _made_here(self, frame: Frame) -> bool:
+    def _lies_in_region(self, frame: Frame) -> bool:
         place = self._region.view_part(frame.block, frame.offset, len(frame.payload))
         return np.may_share_memory(np.asarray(place), np.asarray(frame.payload))
 

@@ -188,7 +188,7 @@ class ScriptReplica:
 def script_openers(script: UserScript) -> dict[RequestedBackend, Opener]:
     """Return what opens a script's replica on each backend."""
 
-    def open_on(backend: Backend, request: BackendRequest) -> Replica:
+    def open_backend(backend: Backend, request: BackendRequest) -> Replica:
         if not BACKENDS[backend].has_torch:
             raise UnusableError("a script computes with torch")
         if request.threads is not None:
@@ -203,7 +203,7 @@ def script_openers(script: UserScript) -> dict[RequestedBackend, Opener]:
         )
         return ScriptReplica(script, request.config, device)
 
-    return {backend: partial(open_on, backend) for backend in BACKENDS}
+    return {backend: partial(open_backend, backend) for backend in BACKENDS}
 
 
 def _move_tensors(value: Any, device: torch.device) -> Any:

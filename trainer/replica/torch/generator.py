@@ -60,10 +60,10 @@ def load_generator(
     model = load_model(model_dir, config, place, resident=resident)
     if resident is None or config.method == "lora":
         flatten_parameters(model, layout, place, weights)
-    return generator_of(model, model_dir, config, place, batch=batch)
+    return make_generator(model, model_dir, config, place, batch=batch)
 
 
-def generator_of(
+def make_generator(
     model: Any, model_dir: Path, config: RunConfig, device: torch.device, *, batch: int = 8
 ) -> TorchGenerator:
     """Return a generator of a loaded model, whose weights may still change."""

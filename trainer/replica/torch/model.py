@@ -121,11 +121,11 @@ def compile_layers(model: Any) -> None:
 
     Not the whole model: its loops and caches would be recompiled repeatedly.
     """
-    for layer in layers_of(model):
+    for layer in list_layers(model):
         layer.compile()
 
 
-def layers_of(model: Any) -> Iterable[Any]:
+def list_layers(model: Any) -> Iterable[Any]:
     """Return the layers of a decoder, ours or transformers'."""
     inner = find_backbone(model)
     found = getattr(inner, "layers", None) or getattr(inner, "h", None)

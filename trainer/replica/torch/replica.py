@@ -35,7 +35,7 @@ from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.device import available_bytes, spare_memory, usable_device
-from trainer.replica.torch.generator import generator_of
+from trainer.replica.torch.generator import make_generator
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.kd_loss import KDWeights, Sums
 from trainer.replica.torch.layer_major import LayerMajorOrder, run_in_turn
@@ -264,7 +264,9 @@ class TorchReplica:
     ) -> list[list[int]]:
         """Return new tokens of each prompt by the present weights; see `TorchGenerator`."""
         self._choose_threads()
-        made = generator_of(self._model, self._model_dir, self._config, self._device, batch=_BATCH)
+        made = make_generator(
+            self._model, self._model_dir, self._config, self._device, batch=_BATCH
+        )
         # transformers drops the cache of a model in train mode that recomputes activations.
         is_ours = isinstance(self._model, Decoder)
         self._model.train(is_ours)

@@ -68,14 +68,14 @@ class LayerFeed:
         """
         if self._held is None or self._held.layer != layer:
             self._release_held()
-            slot = self._slot_of(layer) or self._start_reading(layer)
+            slot = self._find_slot(layer) or self._start_reading(layer)
             try:
                 slot.reading.result()
             except BaseException:
                 slot.layer = None
                 raise
             self._held = slot
-        if following is not None and self._slot_of(following) is None:
+        if following is not None and self._find_slot(following) is None:
             self._start_reading(following)
         assert self._held is not None
         return self._held.number
@@ -100,7 +100,7 @@ class LayerFeed:
         self._weights.close()
         self._release_held()
 
-    def _slot_of(self, layer: int) -> _Slot | None:
+    def _find_slot(self, layer: int) -> _Slot | None:
         return next((slot for slot in self._slots if slot.layer == layer), None)
 
     def _start_reading(self, layer: int) -> _Slot:

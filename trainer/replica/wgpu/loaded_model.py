@@ -13,7 +13,7 @@ from trainer.model.families import explain_transformers_only
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config, read_headers
-from trainer.planning.vulkan_buffers import slots_for
+from trainer.planning.vulkan_buffers import count_slots
 from trainer.replica.rope import compute_rope_tables
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
@@ -77,7 +77,7 @@ def load_model(
     if reason := explain_transformers_only(tree, config.data.max_seq_len):
         raise InputError(f"{where}: {reason}; use --gpu-backend cpu or cuda")
     architecture = read_architecture(model_dir)
-    length = slots_for(config.data.max_seq_len, 0)
+    length = count_slots(config.data.max_seq_len, 0)
     tables = compute_rope_tables(tree, architecture.head_dim, length, where)
     pool, slots = MemoryPool(device), Slots(layout)
     with log_if_slow(f"loading {model_dir}"):

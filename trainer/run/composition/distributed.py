@@ -37,7 +37,7 @@ from trainer.run.distributed.weight_audit import WeightAudit
 from trainer.run.inputs import RunInputs
 from trainer.system.process.stop_signals import StopRequest
 from trainer.tracking.run_file import write_run_file
-from trainer.tracking.run_recorder import RunRecorder, progress_at
+from trainer.tracking.run_recorder import RunRecorder, make_progress
 
 
 def make_distributed(
@@ -83,7 +83,7 @@ def make_distributed(
             device,
             recompute=agree_on_recomputation(config, inputs.model_dir, device),
         )
-        optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
+        optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copy_counts)
         if step:
             optimizer.restore(opened and opened.stored, step)
         sharded = None
@@ -123,7 +123,7 @@ def make_distributed(
     if sharded is not None and config.checkpoint.sharded:
 
         def progress_at_step(at: int) -> RunProgress:
-            found = progress_at(at, generation, config, inputs.job, plan)
+            found = make_progress(at, generation, config, inputs.job, plan)
             return replace(found, early_stopping=recorder.early.counted if recorder else None)
 
         checkpoints = ShardedSaves(sharded, checkpoints, whole, progress_at_step, recorder)

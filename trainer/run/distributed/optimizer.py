@@ -30,7 +30,7 @@ class ParallelAdamW:
 
     Args:
         parameters: this rank's parts by layout name.
-        copies_of: how many ranks hold the same part of each.
+        copy_counts: how many ranks hold the same part of each.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class ParallelAdamW:
         settings: OptimizerConfig,
         layout: GradientLayout,
         parameters: Mapping[str, nn.Parameter],
-        copies_of: Mapping[str, int],
+        copy_counts: Mapping[str, int],
     ) -> None:
         self._settings, self._layout = settings, layout
-        self._parameters, self._copies_of = parameters, copies_of
+        self._parameters, self._copy_counts = parameters, copy_counts
         decaying = {slot.name for slot in layout.iter_tensors() if len(slot.shape) > 1}
         groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
         for name, parameter in parameters.items():
             # torch updates a group in one call, for which its tensors must be of one mesh.
-            groups.setdefault((name in decaying, _mesh_of(parameter)), []).append(parameter)
+            groups.setdefault((name in decaying, _find_mesh(parameter)), []).append(parameter)
         self.torch = FusedAdamW(
             settings, [(members, decays) for (decays, _), members in groups.items()]
         )
@@ -111,7 +111,7 @@ class ParallelAdamW:
         for name, gradient in gradients.items():
             total += (
                 torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
-                / (self._copies_of[name])
+                / (self._copy_counts[name])
             )
         dist.all_reduce(total)
         return math.sqrt(float(total))
@@ -132,5 +132,5 @@ class ParallelAdamW:
         return f"NaN or Inf in the gradient of {names[int(first)]}"
 
 
-def _mesh_of(parameter: Tensor) -> object:
+def _find_mesh(parameter: Tensor) -> object:
     return parameter.device_mesh if isinstance(parameter, DTensor) else None

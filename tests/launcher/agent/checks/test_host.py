@@ -17,7 +17,7 @@ from launcher.agent.checks.host import (
     check_sleep,
     check_trainer,
     check_trainer_cuda,
-    python_beside,
+    find_python,
 )
 
 
@@ -109,10 +109,10 @@ def test_the_torch_of_this_environment_is_really_asked() -> None:
 
 def test_the_python_of_a_trainer_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "trainer").touch(mode=0o700)
-    assert python_beside(str(tmp_path / "trainer")) is None
+    assert find_python(str(tmp_path / "trainer")) is None
     python = stand_in_python(tmp_path, "")
-    assert python_beside(str(tmp_path / "trainer")) == python
-    assert python_beside(str(tmp_path / "absent")) is None
+    assert find_python(str(tmp_path / "trainer")) == python
+    assert find_python(str(tmp_path / "absent")) is None
 
 
 def test_a_coordinator_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:

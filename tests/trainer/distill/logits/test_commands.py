@@ -54,7 +54,7 @@ def test_verify_names_every_damaged_shard(tmp_path):
     said = json.loads(result.output)
     assert (said["whole"], said["missing"], said["damaged"]) == (1, 0, 2)
     assert [each["state"] for each in said["verdicts"]] == ["damaged", "whole", "damaged"]
-    assert folder.is_there(0), "verify only looks"
+    assert folder.has_shard(0), "verify only looks"
 
 
 @pytest.mark.parametrize("command", [inspect, verify])

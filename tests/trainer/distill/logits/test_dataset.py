@@ -134,12 +134,12 @@ def test_damage_is_found_set_aside_and_asked_for_again(tmp_path, damage):
     for read in (folder.read_shard, folder.verify_shard):
         with pytest.raises(StorageError, match="shard-00001") as caught:
             read(1)
-    assert folder.is_there(1)
+    assert folder.has_shard(1)
     assert folder.is_complete(1) == (damage == "a flipped bit")  # sizes do not tell
     aside = folder.quarantine_shard(1, str(caught.value))
     assert aside is not None
     assert aside.parent == tmp_path / "quarantine"
-    assert not folder.is_there(1)
+    assert not folder.has_shard(1)
     assert folder.list_requests() == folder.list_missing() == [1]
     assert folder.quarantine_shard(1, "another student is late") is None
 
@@ -166,7 +166,7 @@ def test_a_shard_is_moved_away_only_after_its_request(tmp_path, monkeypatch, cal
         patch.setattr(where, call, failing)
         with pytest.raises(StorageError, match="No space left on device"):
             folder.quarantine_shard(1, "flipped")
-    assert folder.is_there(1)
+    assert folder.has_shard(1)
     assert folder.list_requests() == ([1] if call == "rename" else [])
     assert folder.quarantine_shard(1, "flipped") is not None
     assert folder.list_requests() == [1]
@@ -198,7 +198,7 @@ def test_a_folder_without_its_manifest_is_not_there_yet(tmp_path):
     """As seen while rsync brings a shard: its manifest travels last."""
     folder = tiny_folder(tmp_path, TOPK)
     (folder.shard_path(1) / atomic_folder.MANIFEST).unlink()
-    assert not folder.is_there(1)
+    assert not folder.has_shard(1)
     assert folder.list_missing() == [1]
 
 
@@ -214,7 +214,7 @@ def test_windows_of_another_corpus_are_not_written(tmp_path):
     folder = tiny_folder(tmp_path, TOPK, write=[])
     with pytest.raises(InputError, match="has the corpus or tokenizer changed"):
         folder.write_shard(1, tiny_windows(TOPK, 1)[:-1])
-    assert not folder.is_there(1)
+    assert not folder.has_shard(1)
 
 
 @pytest.mark.long

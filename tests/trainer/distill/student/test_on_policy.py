@@ -227,7 +227,7 @@ def test_answers_are_scored_while_the_corpus_is(
         def told(tokens: int) -> None:
             if len(pieces) > 20:  # those of the corpus
                 wait_for(
-                    lambda: find_rounds(logits) and rounds_of(logits).answers.is_there(0),
+                    lambda: find_rounds(logits) and rounds_of(logits).answers.has_shard(0),
                     "the student's answers",
                 )
                 time.sleep(2 * teacher_run.POLL)
@@ -279,7 +279,7 @@ def test_damaged_answers_and_damaged_scores_are_made_again(
     with teaching(teacher, corpus, tmp_path / "logits"):
         run.run_until(3)
         rounds = rounds_of(tmp_path / "logits")
-        wait_for(lambda: rounds.is_there(2), "the scores of round 2")
+        wait_for(lambda: rounds.has_shard(2), "the scores of round 2")
         flip(rounds.shard_path(1) / "logits.parquet")
         flip(rounds.answers.shard_path(2) / "answers.parquet")
         assert run.run() == 0
@@ -298,16 +298,16 @@ def test_a_round_that_seems_to_be_missing_for_a_moment_is_not_replaced(
     monkeypatch.setattr(Encoder, "stops", property(lambda _: frozenset(range(0, 278, 9))))
     settings = {f"{OWN}max_new_tokens": 16, "optimizer__learning_rate": 0.1}
     run = course(tmp_path / "out", student, tmp_path / "logits", **settings)
-    is_there, hidden = RoundAnswers.is_there, list[int]()
+    has_shard, hidden = RoundAnswers.has_shard, list[int]()
 
     def unsure(answers: RoundAnswers, number: int) -> bool:
         in_time = threading.current_thread() is threading.main_thread() and not hidden
-        if number == 1 and in_time and is_there(answers, 2):
+        if number == 1 and in_time and has_shard(answers, 2):
             hidden.append(number)
             return False
-        return is_there(answers, number)
+        return has_shard(answers, number)
 
-    monkeypatch.setattr(RoundAnswers, "is_there", unsure)
+    monkeypatch.setattr(RoundAnswers, "has_shard", unsure)
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run() == 0
     assert hidden

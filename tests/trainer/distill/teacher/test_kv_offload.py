@@ -47,7 +47,7 @@ def generator_for(folder: Path, dtype: str = "float32") -> TorchGenerator:
 
     from trainer.config.run import load_config
     from trainer.distill.teacher.torch_engine import TorchEngine
-    from trainer.replica.torch.generator import generator_of
+    from trainer.replica.torch.generator import make_generator
 
     engine = TorchEngine(folder, getattr(torch, dtype))
     config = load_config(
@@ -60,7 +60,7 @@ def generator_for(folder: Path, dtype: str = "float32") -> TorchGenerator:
             "training.precision": "fp32",
         },
     )
-    return generator_of(engine.model, folder, config, engine.device, batch=2)
+    return make_generator(engine.model, folder, config, engine.device, batch=2)
 
 
 def written(generator: TorchGenerator, new: int = 8) -> tuple[list[list[int]], list[Logits]]:

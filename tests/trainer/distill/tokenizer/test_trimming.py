@@ -116,7 +116,7 @@ def test_the_merges_are_closed(case: Case) -> None:
     for token in bpe.ids.keys() - bpe.fixed:
         assert bpe.ids.keys() >= set(bpe.completions[token])
     whole = Bpe(json.loads((case.folder / "tokenizer.json").read_bytes()), "here")
-    assert bpe.merges == whole.merges_of(set(bpe.ids))
+    assert bpe.merges == whole.select_merges(set(bpe.ids))
     model = Tokenizer(models.BPE(vocab=bpe.ids, merges=bpe.merges)).model
     for token in bpe.ids.keys() - bpe.fixed:
         assert [part.value for part in model.tokenize(token)] == [token]
@@ -175,7 +175,7 @@ def test_the_corpus_chooses_better_than_the_order_of_the_merges(case: Case) -> N
     assert len(first) == SIZE
     tree = json.loads((case.folder / "tokenizer.json").read_bytes())
     tree["model"]["vocab"] = {token: id for id, token in enumerate(sorted(first))}
-    tree["model"]["merges"] = [list(merge) for merge in whole.merges_of(first)]
+    tree["model"]["merges"] = [list(merge) for merge in whole.select_merges(first)]
     tree["added_tokens"], tree["post_processor"] = [], None
     cut = Tokenizer.from_str(json.dumps(tree))
     cut.no_padding()

@@ -152,7 +152,12 @@ def test_attempts_of_a_run_add_up() -> None:
         record(until=180.0, host="b", step=9),
     ]
     found = earlier_attempts(lines, "r", "EUR")
-    assert (found.money, found.until, found.ended, found.progress_at) == (4.0, 180.0, False, 120.0)
+    assert (found.money, found.until, found.ended, found.progress_at) == (
+        4.0,
+        180.0,
+        False,
+        120.0,
+    )
     ended = [*lines, record(until=200.0, step=9, is_final=True)]
     assert earlier_attempts(ended, "r", "EUR").ended
     assert earlier_attempts(lines, "new", "EUR").until is None

@@ -22,7 +22,7 @@ from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import AdamW, TrainState
 from trainer.planning.memory import trained_parameters
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import training_of
+from trainer.planning.replica import make_training_setup
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.linear import disable_adapters
@@ -72,7 +72,7 @@ def test_losses_of_some_steps_are_those_of_peft(
     assert sum(parameter.numel() for parameter in trained) == layout.size
     shape, training = (
         read_shape(folder),
-        training_of(config, accelerator=False, recompute=False),
+        make_training_setup(config, accelerator=False, recompute=False),
     )
     assert trained_parameters(shape, training) == layout.size
     rule = config.optimizer

@@ -39,7 +39,7 @@ def norms(folder: str, settings: dict[str, Any], spoiled: int | None) -> list[An
 
     replica, config = parallel_replica(folder, {"method": "full", **settings})
     optimizer = ParallelAdamW(
-        config.optimizer, replica.layout, replica.parameters, replica.copies_of
+        config.optimizer, replica.layout, replica.parameters, replica.copy_counts
     )
     batch = samples(config, 6, 300)
     replica.accumulate([batch[index] for index in replica.local_samples(len(batch))])

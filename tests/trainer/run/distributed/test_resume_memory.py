@@ -31,7 +31,7 @@ def resumed(folder: str, output: str, settings: dict[str, Any]) -> list[Any]:
 
     replica, config = parallel_replica(folder, {"method": "full", **settings})
     optimizer = ParallelAdamW(
-        config.optimizer, replica.layout, replica.parameters, replica.copies_of
+        config.optimizer, replica.layout, replica.parameters, replica.copy_counts
     )
     drawing = np.random.default_rng(0)
     size = replica.layout.size

@@ -22,7 +22,7 @@ from trainer.model.families import explain_transformers_only, logits_settings
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.torch import kd_loss
 from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import layers_of, recompute_activations
+from trainer.replica.torch.model import list_layers, recompute_activations
 from trainer.replica.torch.parallel.losses import Losses
 from trainer.replica.torch.parallel.tensor_parallel import TensorParallel
 
@@ -76,7 +76,7 @@ def parallelize(
     whole = explain_transformers_only(tree, config.data.max_seq_len) is not None
     model: Any = load_model(model_dir, config, device, cut=None if is_kept or whole else cut_layer)
     if whole and shards:
-        for number, layer in enumerate(layers_of(model)):
+        for number, layer in enumerate(list_layers(model)):
             cut_layer(number, layer)
     if tensor is not None:
         tensor.cut_ends(model)

@@ -89,7 +89,7 @@ class Pipeline:
         assert not found, f"the layout does not have {found.keys()}"
         first_copy = mesh.mesh[:, 0, 0].tolist()
         self.owners = {
-            slot.name: first_copy[holders[_stage_of(block, layers)]]
+            slot.name: first_copy[holders[_find_stage(block, layers)]]
             for block in layout.blocks
             for slot in block.tensors
         }
@@ -163,7 +163,7 @@ class Pipeline:
             self._micros = [part.to(self._device) for part in parts]
         self._scale = scale or 0.0
         rows, columns = batch.input_ids.shape
-        schedule = self._schedule_for((rows // self._microbatches, columns))
+        schedule = self._make_schedule((rows // self._microbatches, columns))
         ids = ()
         if self._stages[0].number == 0:
             ids = (batch.input_ids.to(self._device, non_blocking=True),)
@@ -199,7 +199,7 @@ class Pipeline:
         assert leaf.grad is not None
         return (hidden * leaf.grad).sum()
 
-    def _schedule_for(self, shape: tuple[int, int]) -> Any:
+    def _make_schedule(self, shape: tuple[int, int]) -> Any:
         """Return the schedule for micro-batches `[B, T]`: a new one if the shape has changed."""
         if self._shape != shape:
             self._shape = shape
@@ -260,7 +260,7 @@ def _flatten_parameters(parameters: Mapping[str, nn.Parameter]) -> Tensor:
     return torch.zeros_like(weights)
 
 
-def _stage_of(block: Block, layers: Sequence[range]) -> int:
+def _find_stage(block: Block, layers: Sequence[range]) -> int:
     """Return the stage that holds a block of the layout."""
     if not block.is_layer:
         return 0 if block.name == "embedding" else len(layers) - 1

@@ -132,7 +132,7 @@ class ParallelReplica:
         return range(samples * copy // self.copies, samples * (copy + 1) // self.copies)
 
     @property
-    def copies_of(self) -> dict[str, int]:
+    def copy_counts(self) -> dict[str, int]:
         """The number of ranks that hold the same part, by tensor."""
         ranks = self._mesh["data"].size() * self._mesh["tensor"].size()
         found = {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.planning.vulkan_buffers import ALIGNMENT, PROMPT_CHUNKS, slots_for
+from trainer.planning.vulkan_buffers import ALIGNMENT, PROMPT_CHUNKS, count_slots
 from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Logits, Sampling
 from trainer.replica.wgpu.generation.kv_cache import Cache, StepInputs, record_decoding
@@ -97,7 +97,7 @@ class WgpuGenerator:
     ) -> list[list[int]]:
         """Return the new tokens of each prompt; see `Generator.generate`.
 
-        The decoder must be loaded for `slots_for` positions at least.
+        The decoder must be loaded for `count_slots` positions at least.
         """
         # 1. Record both graphs, unless the last call had the same shape.
         recorded = self._find_recordings(prompts, max_new_tokens)
@@ -130,7 +130,7 @@ class WgpuGenerator:
     ) -> _RecordedStep:
         """Return recordings for these prompts, the last call's if they are the same."""
         longest = max(len(prompt) for prompt in prompts)
-        slots = slots_for(longest, max_new_tokens)
+        slots = count_slots(longest, max_new_tokens)
         assert slots <= self._decoder.rope[0].shape[0], "the decoder has no such positions"
         chunk = min(
             (chunk for chunk in PROMPT_CHUNKS if chunk >= longest), default=PROMPT_CHUNKS[0]

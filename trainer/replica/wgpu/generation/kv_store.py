@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.planning.vulkan_buffers import Kind, KVShape, padded_words, slots_for
+from trainer.planning.vulkan_buffers import Kind, KVShape, count_slots, padded_words
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
@@ -91,7 +91,7 @@ class KVStore:
         Raises:
             OutOfMemoryError: they do not fit.
         """
-        slots = slots_for(slots, 0)
+        slots = count_slots(slots, 0)
         room = self._room
         if room is not None and room.batch == batch and room.slots >= slots:
             return  # what is left there is finite, and no softmax gives it a weight
@@ -138,7 +138,7 @@ class KVStore:
         """See `replica.torch.cache.LayerStore`."""
         room = self._room
         assert room is not None, "there is no room yet"
-        width = slots_for(int(places.max()) + 1, 0)  # slots far behind cost nothing
+        width = count_slots(int(places.max()) + 1, 0)  # slots far behind cost nothing
         if (layer, width) not in room.graphs:
             room.graphs[layer, width] = self._record_attention(room, layer, width)
         room.step.upload_parts(queries, keys, values, places)
@@ -188,5 +188,5 @@ def count_fitting_layers(device: Device, shape: KVShape, batch: int, slots: int)
     there = measure_available_memory(device.adapter)
     if there is None:
         return None
-    scores = 4 * batch * shape.num_heads * slots_for(slots, 0)
+    scores = 4 * batch * shape.num_heads * count_slots(slots, 0)
     return max(0, int(USABLE * there) - scores) // shape.cache_bytes(batch, slots)

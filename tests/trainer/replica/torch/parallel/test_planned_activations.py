@@ -14,7 +14,7 @@ from trainer.data.tokens import Encoded
 from trainer.model.architecture import read_architecture
 from trainer.planning.activations import of_head, of_layer
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import training_of
+from trainer.planning.replica import make_training_setup
 from trainer.planning.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def kept_and_planned(folder: str, settings: dict[str, Any]) -> list[float]:
     architecture = read_architecture(Path(folder))
     shape, training = (
         read_shape(Path(folder)),
-        training_of(config, accelerator=False, recompute=False),
+        make_training_setup(config, accelerator=False, recompute=False),
     )
     strategy = Strategy(world=2, tensor=2, sequence=config.parallel.sequence)
     layers = architecture.num_layers * of_layer(shape, training, strategy).value
