@@ -78,6 +78,11 @@ def read_random_state(device: torch.device, *, whole: bool = False) -> list[Any]
     return states
 
 
+def sum_bits(parameter: Tensor) -> int:
+    """Return the sum of the bits of fp32 values as integers, which no other copy is needed for."""
+    return int(parameter.detach().view(torch.int32).sum())
+
+
 def refuse_draws(model: nn.Module) -> None:
     """Refuse that random numbers were drawn: with other shares others would be."""
     names = (

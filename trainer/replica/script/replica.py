@@ -154,7 +154,10 @@ class ScriptReplica:
         loosely = self._script.has_local_buffers
         buffers = {name: each.clone() for name, each in model.named_buffers()}
         model.zero_grad()
-        before = {name: (each, each._version) for name, each in trainable_parameters(model)}
+        before = {
+            name: (each, each._version, checks.sum_bits(each))
+            for name, each in trainable_parameters(model)
+        }
         drawn = checks.read_random_state(self._device, whole=True)
         sums: list[tuple[float, int]] = []
         for part in (four, four[:2], four[2:]):
@@ -171,8 +174,9 @@ class ScriptReplica:
                     )
                 buffer.copy_(buffers[name])
             after = dict(trainable_parameters(model))
-            for name, (parameter, version) in before.items():
+            for name, (parameter, version, bits) in before.items():
                 changed = after.get(name) is not parameter or parameter._version != version
+                changed = changed or checks.sum_bits(parameter) != bits  # by .data
                 if changed or parameter.grad is not None:
                     raise ScriptFaultError(
                         f"changes the parameter {name} or its gradient: leave backward() and what"
