@@ -58,7 +58,7 @@ class LaunchError(Exception):
 class Pair:
     """A supervisor and what it keeps, as they live now."""
 
-    keeper: ProcessIdentity | None
+    supervisor: ProcessIdentity | None
     child: ProcessIdentity | None
 
 
@@ -79,7 +79,7 @@ class SoakCluster:
         self._seed = seed
         self.port = free_port()
         self.proxies: dict[str, FaultProxy] = {}
-        self._keepers: list[subprocess.Popen[bytes]] = []
+        self._supervisors: list[subprocess.Popen[bytes]] = []
         for path in (self.disk, self.temporary):
             path.mkdir(parents=True, exist_ok=True)
 
@@ -196,21 +196,21 @@ class SoakCluster:
     def pair(self, name: str) -> Pair:
         """Return supervisor and child of a process, from the kernel: a full disk hides nothing."""
         spec = str(self.process_folder(name) / "spec.json")
-        for keeper in self.living():
-            if spec in _command_line(keeper.pid):
-                return Pair(keeper, _newest_child(keeper.pid))
+        for supervisor in self.living():
+            if spec in _command_line(supervisor.pid):
+                return Pair(supervisor, _newest_child(supervisor.pid))
         return Pair(None, None)
 
     def living(self) -> list[ProcessIdentity]:
         """Return everything that carries the run's id."""
         return find_run(self.run_id)
 
-    def restart_keeper(self, name: str) -> None:
+    def restart_supervisor(self, name: str) -> None:
         """Start a supervisor whose spec lies ready, as systemd does with the recipe's units."""
         folder = self.process_folder(name)
-        self._keepers = [keeper for keeper in self._keepers if keeper.poll() is None]
+        self._supervisors = [one for one in self._supervisors if one.poll() is None]
         with (folder / "supervisor.log").open("ab") as log:
-            keeper = subprocess.Popen(
+            supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "launcher.session", str(folder / "spec.json")],
                 env=self.environment | {RUN_VARIABLE: self.run_id},
                 stdin=subprocess.DEVNULL,
@@ -219,7 +219,7 @@ class SoakCluster:
                 cwd="/",
                 start_new_session=True,
             )
-        self._keepers.append(keeper)
+        self._supervisors.append(supervisor)
 
     def given_up(self) -> list[str]:
         """Return which processes are not kept running any more, and why."""
@@ -231,8 +231,8 @@ class SoakCluster:
                 lines = (folder / log_name(state["attempt"])).read_text().splitlines()
                 why = lines[-1] if lines else state["message"]
                 found.append(f"{name} {state['state']} ({state['exit_code']}): {why}")
-            elif self.pair(name).keeper is None:
-                found.append(f"{name}: its keeper is gone")
+            elif self.pair(name).supervisor is None:
+                found.append(f"{name}: its supervisor is gone")
         return found
 
     def end(self) -> None:
@@ -241,8 +241,8 @@ class SoakCluster:
             self.launch("cluster", "down", "--all", "--inventory", str(self._inventory))
         for process in self.living() if self.run_id else ():
             send_signal(process, signal.SIGKILL)
-        for keeper in self._keepers:
-            keeper.wait(30)
+        for supervisor in self._supervisors:
+            supervisor.wait(30)
         for proxy in self.proxies.values():
             proxy.__exit__()
 

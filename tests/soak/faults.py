@@ -14,7 +14,7 @@ from launcher.session.processes import ProcessIdentity, send_signal
 from tests.soak.cluster import LINK_DELAY, SoakCluster
 from tests.soak.schedule import COORDINATOR, WORKERS, Fault
 
-KEEPER_DELAY = 2.0
+SUPERVISOR_DELAY = 2.0
 """Seconds until a killed supervisor is started again: RestartSec of the recipe's units."""
 _TURN = 0.1
 """Seconds of one turn of a stall: some of it the worker runs, the rest it is stopped."""
@@ -102,12 +102,12 @@ def _kill(cluster: SoakCluster, fault: Fault) -> None:
         raise NothingThereError("it had just ended")
 
 
-def _kill_keeper(cluster: SoakCluster, fault: Fault) -> None:
-    keeper = cluster.pair(fault.target).keeper
-    if keeper is None or not send_signal(keeper, signal.SIGKILL):
-        raise NothingThereError("no keeper")
-    time.sleep(KEEPER_DELAY)
-    cluster.restart_keeper(fault.target)
+def _kill_supervisor(cluster: SoakCluster, fault: Fault) -> None:
+    supervisor = cluster.pair(fault.target).supervisor
+    if supervisor is None or not send_signal(supervisor, signal.SIGKILL):
+        raise NothingThereError("no supervisor")
+    time.sleep(SUPERVISOR_DELAY)
+    cluster.restart_supervisor(fault.target)
 
 
 def _full_disk(cluster: SoakCluster, fault: Fault) -> None:
@@ -150,7 +150,7 @@ HOW: dict[str, Callable[[SoakCluster, Fault], None]] = {
     "stall": _stall,
     "kill worker": _kill,
     "kill coordinator": _kill,
-    "kill keeper": _kill_keeper,
+    "kill supervisor": _kill_supervisor,
     "full disk": _full_disk,
     "clock jump": _clock_jump,
 }

@@ -106,8 +106,8 @@ def _living(cluster: SoakCluster) -> dict[str, ProcessIdentity]:
     found: dict[str, ProcessIdentity] = {}
     for name in _PROCESSES:
         pair = cluster.pair(name)
-        if pair.keeper is not None:
-            found[f"keeper of {name}"] = pair.keeper
+        if pair.supervisor is not None:
+            found[f"supervisor of {name}"] = pair.supervisor
         if pair.child is not None:
             found[name] = pair.child
     return found

@@ -45,7 +45,7 @@ KINDS: dict[str, Kind] = {
     "stall": Kind(12, WORKERS, "process", (2.0, 8.0), (0.05, 0.2)),
     "kill worker": Kind(10, WORKERS, "process"),
     "kill coordinator": Kind(5, (COORDINATOR,), "process"),
-    "kill keeper": Kind(3, (COORDINATOR, *WORKERS), "process"),
+    "kill supervisor": Kind(3, (COORDINATOR, *WORKERS), "process"),
     "full disk": Kind(4, (DISK,), "disk", (1.0, 6.0)),
     "clock jump": Kind(
         5, (COORDINATOR, *WORKERS), "clock", (2.0, 6.0), (-7200, -1800, 3600, 86400)

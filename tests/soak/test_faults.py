@@ -52,7 +52,7 @@ class Stage:
     def pair(self, name: str) -> Pair:
         return Pair(self.process, self.process)
 
-    def restart_keeper(self, name: str) -> None:
+    def restart_supervisor(self, name: str) -> None:
         self.restarted.append(name)
 
     def set(self, name: str, seconds: float) -> None:
@@ -100,12 +100,12 @@ def test_a_stopped_process_runs_again(
     assert injection.healed - injection.began >= 0.5
 
 
-def test_a_killed_process_is_dead_and_a_keeper_is_started_again(
+def test_a_killed_process_is_dead_and_a_supervisor_is_started_again(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "KEEPER_DELAY", 0.0)
+    monkeypatch.setattr(faults, "SUPERVISOR_DELAY", 0.0)
     stage = Stage(identify_process(sleeper.pid))
-    assert not carry_out(stage, Fault(0.0, "kill keeper", "worker-1", 0.0)).missed
+    assert not carry_out(stage, Fault(0.0, "kill supervisor", "worker-1", 0.0)).missed
     assert sleeper.wait(30) == -signal.SIGKILL
     assert stage.restarted == ["worker-1"]
     assert (
@@ -114,7 +114,7 @@ def test_a_killed_process_is_dead_and_a_keeper_is_started_again(
 
 
 def test_a_process_that_is_on_its_way_back_cannot_be_hit() -> None:
-    for kind in ("kill worker", "stop worker", "stall", "kill keeper"):
+    for kind in ("kill worker", "stop worker", "stall", "kill supervisor"):
         assert carry_out(Stage(None), Fault(0.0, kind, "worker-2", 1.0)).missed
 
 

@@ -33,7 +33,7 @@ def test_every_kind_comes_and_weights_are_kept(seed: int) -> None:
     kinds = [fault.kind for fault in draw(seed, 3600, 1000)]
     assert set(kinds) == set(KINDS)
     assert {fault.kind for fault in draw(seed, 120, 16)} == set(KINDS)
-    assert kinds.count("cut") > kinds.count("kill worker") > kinds.count("kill keeper")
+    assert kinds.count("cut") > kinds.count("kill worker") > kinds.count("kill supervisor")
 
 
 @pytest.mark.parametrize("seed", range(20))
