@@ -11,6 +11,7 @@ import numpy as np
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.system.errors import InputError, plain_reason
 from trainer.system.regular_file import open_file
+from trainer.system.storage.cache_folder import damage_remedy
 
 
 class StoredFile:
@@ -46,7 +47,7 @@ class StoredFile:
             while done < len(memory):
                 count = os.preadv(self._descriptor, [memory[done:]], begin + done)
                 if count == 0:
-                    raise EOFError("the file is truncated, download or copy it again")
+                    raise EOFError(f"the file is truncated, {damage_remedy(self._path)}")
                 done += count
         except (OSError, EOFError) as error:
             raise self._refuse(part, error) from None

@@ -89,7 +89,7 @@ def ensure_entry(name: str, digest: str, make: Callable[[], Files]) -> Path:
     """
     limit, root = cache_limit(), cache_root()
     path = root / f"{name}-{digest[:_DIGITS]}"
-    if path in _PINNED or _pin_entry(path):
+    if (path in _PINNED and _has_sizes(path)) or _pin_entry(path):
         return path
     with _lock_cache(root):
         if _pin_entry(path):  # another process made it meanwhile
@@ -100,6 +100,11 @@ def ensure_entry(name: str, digest: str, make: Callable[[], Files]) -> Path:
             raise StorageError(f"{path}: was removed while it was made")
         _evict_entries(root, limit)
     return path
+
+
+def damage_remedy(path: Path) -> str:
+    """Return what to do about a damaged file, which an entry of this process may have."""
+    return "start again: it is made anew" if path.parent in _PINNED else "download or copy it again"
 
 
 def list_entries() -> list[Entry]:
@@ -148,6 +153,15 @@ def _pin_entry(path: Path) -> bool:
     _PINNED.add(path)
     with suppress(OSError):  # another user's cache, read-only
         os.utime(path)
+    return True
+
+
+def _has_sizes(path: Path) -> bool:
+    """Return whether the files of an entry that was intact have their sizes."""
+    try:
+        read_manifest(path)
+    except StorageError:
+        return False
     return True
 
 

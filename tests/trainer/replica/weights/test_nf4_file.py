@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tests.trainer.replica.driving import gradient
 from trainer.model.safetensors_headers import read_headers
 from trainer.replica.weights.nf4_file import open_quantized
+from trainer.system.storage import cache_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +54,26 @@ def test_a_start_quantises_nothing_that_is_there(
     tiny.start(folder, **NF4, model__resident=2)
     assert len(list(cache.glob("*/nf4.safetensors"))) == 1
     assert sum("quantising 21 tensors" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_damaged_file_is_made_again_by_the_next_start(
+    tiny: Tiny, cache: Path, damage: str
+) -> None:
+    folder = tiny.model()
+    tensors = {name: each for name, each in read_headers(folder).items() if "_proj" in name}
+    with open_quantized(folder, tensors, through_bf16=False) as first:
+        pass
+    (file,) = cache.glob("*/nf4.safetensors")
+    whole = file.read_bytes()
+    if damage == "cut":
+        os.truncate(file, len(whole) - 1)
+    else:
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        cache_folder._PINNED.clear()  # as another process
+    with open_quantized(folder, tensors, through_bf16=False) as second:
+        assert second == first
+    assert file.read_bytes() == whole
 
 
 def test_where_no_cache_can_be_written_the_file_lives_as_long_as_the_model(

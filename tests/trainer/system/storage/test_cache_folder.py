@@ -22,6 +22,20 @@ from trainer.system.storage.cache_folder import ensure_entry
 print(ensure_entry(*sys.argv[1].split("-"), lambda: {"file": [b"x" * 1000]}), flush=True)
 sys.stdin.read()
 """
+SHARED = """
+import sys
+from pathlib import Path
+from trainer.system.storage.cache_folder import ensure_entry
+
+def pieces():
+    with open(sys.argv[1], "a") as file:
+        file.write("once")
+    for _ in range(10):
+        yield b"x" * 100
+
+folder = ensure_entry("a", "0123456789abcdef", lambda: {"file": pieces()})
+print(len((folder / "file").read_bytes()), flush=True)
+"""
 
 
 SAME = "0123456789abcdef"
@@ -52,6 +66,26 @@ def test_an_entry_is_made_once_and_again_after_damage(root: Path) -> None:
     made_elsewhere(B)
     (root / B / "file").write_bytes(b"y" * 1000)
     assert (ensure_entry("b", SAME, lambda: {"file": [b"new"]}) / "file").read_bytes() == b"new"
+
+
+def test_an_entry_that_is_cut_while_it_is_used_is_made_again(root: Path) -> None:
+    """A process that uses it for days, such as one that evaluates checkpoints, needs no restart."""
+    file = ensure_entry("a", SAME, lambda: {"file": [b"x" * 1000]}) / "file"
+    os.truncate(file, 10)
+    assert "start again" in cache_folder.damage_remedy(file)
+    assert ensure_entry("a", SAME, lambda: {"file": [b"new"]}) == root / A
+    assert file.read_bytes() == b"new"
+    assert cache_folder.damage_remedy(root / "own" / "file") == "download or copy it again"
+
+
+def test_processes_that_find_a_damaged_entry_make_it_once(root: Path) -> None:
+    made_elsewhere(A)
+    os.truncate(root / A / "file", 10)
+    command = [sys.executable, "-c", SHARED, str(root.parent / "made")]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [process.communicate()[0] for process in started] == ["1000\n"] * 4
+    assert (root.parent / "made").read_text() == "once"
+    assert not list(root.glob(".tmp-*"))
 
 
 def test_the_least_recently_used_go_but_none_in_use(
