@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.families import FAMILIES
 from trainer.init_model import ModelSizes, init_model
 from trainer.model.architecture import read_architecture
 
@@ -38,6 +40,25 @@ def write_data(path: Path, count: int = 40, classes: int = 3) -> Path:
 
 def write_model(folder: Path, data: Path, seed: int = 0, sizes: ModelSizes = SIZES) -> Path:
     return init_model(data, folder, sizes, seed)
+
+
+def write_family(folder: Path, model: Path, model_type: str, **settings: Any) -> Path:
+    """Copy a model with random layers of another family, of its sizes."""
+    import torch
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    shutil.copytree(model, folder)
+    kept = {name: (folder / name).read_bytes() for name in ("generation_config.json",)}
+    tree = json.loads((folder / "config.json").read_text())
+    own = {**tree, **FAMILIES[model_type], **settings, "model_type": model_type}
+    del own["architectures"]
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(**own)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for name, content in kept.items():
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def write_hollow_weights(folder: Path) -> Path:

@@ -28,10 +28,8 @@ class EngineFacts:
     """Whether it computes as transformers does without a proof at each start."""
     backends: tuple[Literal["cpu", "cuda"], ...] = ("cpu",)
     """Where it computes."""
-    stacks_experts: bool = False
-    """Whether experts are copied into memory of their own instead of mapped from the file."""
     streams_frozen: bool = False
-    """Whether it reads layers of Motley's own decoder that do not fit at each forward."""
+    """Whether it reads layers that do not fit at each forward."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """The parts of models that it does not compute, with the reason."""
 
@@ -63,7 +61,6 @@ TEACHER_ENGINES: Mapping[str, EngineFacts] = {
         quantization="none",
         is_reference=True,
         backends=("cpu", "cuda"),
-        stacks_experts=True,
         streams_frozen=True,
     ),
     "openvino": EngineFacts(

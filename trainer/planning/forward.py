@@ -69,8 +69,8 @@ def forward_bytes(
 
 def explain_whole(shape: ModelShape) -> str:
     """Return why all layers of a model without adapters stay; empty if they can be read."""
-    if shape.experts > 1 or shape.kept is not None or not shape.gated:
-        return "only layers of Motley's own decoder are read at each forward"
+    if shape.experts == 1 and (shape.kept is not None or not shape.gated):
+        return "layers of dense models that Motley's own decoder does not compute stay"
     return ""
 
 

@@ -285,13 +285,9 @@ def _make_option(
     elif streams:
         least = min(least, plan(0).total)
     elif place == "cpu" and (kind.file or _STORED.get(kind.weights) == shape.stored):
-        # Transformers stacks experts, in memory of its own.
-        stacked = shape.expert_parameters if facts and facts.stacks_experts else 0
-        read = weights - int(stacked * kind.bits / 8)
-        layer = shape.layer_parameters
-        if facts and facts.stacks_experts:
-            layer -= shape.layer_experts
-        least += int((layer + shape.table_parameters) * kind.bits / 8) - read
+        read = weights
+        in_use = shape.layer_parameters + shape.table_parameters
+        least = working + int(in_use * kind.bits / 8)
     room = int(max(device.memory for device in devices) * USABLE)
     refused = facts and facts.explain_refusal(
         experts=shape.experts > 1, recurrent=shape.recurrent_layers > 0

@@ -120,7 +120,8 @@ class RunMemory:
     @property
     def may_stream(self) -> bool:
         """Whether its workers may read layers at each use, by `model.resident: auto`."""
-        return not self.needs_transformers and can_stream(self.config)
+        reads = not self.needs_transformers or self.model.experts > 1
+        return reads and can_stream(self.config)
 
     def _plan_worker(
         self, backend: Backend, resident: int | None = None, *, coordinates: bool = False

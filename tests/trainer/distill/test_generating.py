@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.trainer.small_model import write_family
 from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.commands.distill.generate import generate
 from trainer.commands.distill.verify import verify
@@ -122,11 +123,17 @@ def test_each_prompt_is_answered_once_and_scored_as_by_prefill(
         np.testing.assert_allclose(each.logprobs, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_answers_are_those_of_the_resident_teacher(
-    ask: Callable[..., AnswerAssignment], caplog: pytest.LogCaptureFixture
+    ask: Callable[..., AnswerAssignment],
+    model: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    family: str,
 ) -> None:
     caplog.set_level("INFO")
-    whole, streamed = ask("whole"), ask("streamed")
+    folder = model if family == "qwen3" else write_family(tmp_path / "model", model, family)
+    whole, streamed = (ask(name, model=str(folder)) for name in ("whole", "streamed"))
     AnswerRun(streamed, lambda: loaded(streamed, resident=0)).make_shards()
     np.testing.assert_equal(told(answers(streamed.folder)), told(answer(whole)))
     assert ": 0 of 2 layers stay in memory, 2 are read from" in caplog.text

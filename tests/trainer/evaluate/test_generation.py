@@ -193,7 +193,14 @@ def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None
     ]
 
 
-USES = [(kind, resident) for kind in ("full", "lora", "nf4") for resident in (0, 4)]
+ATTENTION = ["q_proj", "v_proj"]
+"""Resident experts with adapters are one product with W + B A, which has other bits."""
+USES = [
+    (family, kind, resident)
+    for family in ("qwen3", "qwen3_moe")
+    for kind in ("full", "lora", "nf4")
+    for resident in (0, 4)
+]
 
 
 @pytest.fixture(scope="module")
@@ -203,20 +210,25 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small.write_model(folder / "model", data, sizes=small.DEEP_SIZES)
 
 
-@pytest.mark.parametrize(("kind", "resident"), covering(USES))
+@pytest.mark.parametrize(("family", "kind", "resident"), covering(USES))
 def test_answers_are_those_of_the_resident_model(
     deep_model: Path,
     tmp_path: Path,
     make_config: MakeConfig,
     caplog: pytest.LogCaptureFixture,
+    family: str,
     kind: str,
     resident: int,
 ) -> None:
     caplog.set_level("INFO")
     folder = deep_model
+    if family != "qwen3":
+        own = {"moe_intermediate_size": 64}
+        folder = small.write_family(tmp_path / "model", deep_model, family, **own)
     if kind != "full":
-        settings = {"model__quantization": "nf4"} if kind == "nf4" else {}
-        folder = write_adapter(tmp_path, deep_model, make_config, **settings)
+        settings: dict[str, Any] = {"model__quantization": "nf4"} if kind == "nf4" else {}
+        settings["lora__target_modules"] = ATTENTION
+        folder = write_adapter(tmp_path / "out", folder, make_config, **settings)
     command = [folder, "--prompt", "echo hello", "--prompt", "rm", "--max-new-tokens", 5, "--json"]
     command += ["--gpu-backend", "cpu", "--threads", 1, "--temperature", 1]
     whole = objects(invoke(*command, "--resident", "all"))

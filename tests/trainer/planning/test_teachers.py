@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -84,11 +85,11 @@ def test_the_weights_of_each_format() -> None:
     assert dense.weights == int8_opening_bytes(DENSE.parameters, DENSE.table_parameters)
 
 
-def test_80_billion_fit_300_gib_in_bf16_and_not_in_fp32() -> None:
+def test_80_billion_fit_300_gib_in_bf16_and_are_read_in_fp32() -> None:
     options = teacher_options(SPARSE, [TeacherDevice("cpu", BOX)], 1024)
     fits = {one.format.weights: one.fits for one in options}
     assert fits == {
-        "float32": "no",
+        "float32": "streamed",
         "bfloat16": "yes",
         "int8": "no",
         "Q8_0": "yes",
@@ -152,13 +153,19 @@ def test_layers_that_do_not_fit_beside_a_forward_are_read_in_any_format(
     )
 
 
-def test_experts_are_stacked_in_memory_and_never_read_from_the_disk() -> None:
-    found = of(
-        teacher_options(SPARSE, [TeacherDevice("cpu", assume_processor(8, 128 * GIB))], 1024),
-        "bfloat16",
-    )
-    assert found.fits == "no"
-    assert found.least - found.working > 2 * SPARSE.expert_parameters > 0.9 * found.weights
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_layers_of_experts_are_read_for_each_forward(place: Literal["cpu", "cuda"]) -> None:
+    """Two layers of the 80 billion in bf16, of 3.3 GB each, pass through the memory."""
+    device = assume_processor(8, 24 * GIB) if place == "cpu" else DEVICES["RTX4090"]
+    found = of(teacher_options(SPARSE, [TeacherDevice(place, device)], 1024), "bfloat16", place)
+    assert found.fits == "streamed"
+    layer = 2 * SPARSE.linear_parameters() // SPARSE.layers
+    read = SPARSE.linear_parameters() + SPARSE.table_parameters  # of the embedding some rows
+    stay = 2 * (SPARSE.parameters - read)
+    passing = 2 * layer + 2 * SPARSE.widest_linear
+    assert found.least == pytest.approx(stay + passing + found.working, rel=1e-6)
+    read = int(re.findall(r"layers resident, (\d+) streamed", found.streamed)[0])
+    assert found.rate == pytest.approx(BATCH[place] * DISK_RATE / (read * layer), rel=1e-6)
 
 
 def test_what_is_mapped_is_what_the_model_is_stored_in() -> None:
@@ -231,10 +238,6 @@ def test_cards_hold_every_weight_and_compute_at_their_own_speed() -> None:
     on_card = of(options, "bfloat16", "cuda")
     assert (on_card.fits, on_card.room) == ("yes", int(24 * GIB * USABLE))
     assert pick_teacher(options) is on_card
-    assert (
-        of(teacher_options(SPARSE, [TeacherDevice("cuda", card)], 1024), "bfloat16", "cuda").fits
-        == "no"
-    )
     unknown = parse_cluster("1x24GB").groups[0].device
     silent = of(teacher_options(DENSE, [TeacherDevice("cuda", unknown)], 1024), "bfloat16", "cuda")
     assert (silent.fits, silent.teachers, silent.rate) == ("yes", 1, None)

@@ -7,37 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from trainer.distill.teacher.model_parts import ModelParts
-from trainer.system.errors import InputError, first_line
+from trainer.planning.model_config import read_shape
+from trainer.replica.torch.published_model import load_base
+from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
 
 
-def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) -> ModelParts:
+def load_published(
+    model_dir: Path, dtype: torch.dtype, device: torch.device, resident: int | None = None
+) -> ModelParts:
     """Return a causal language model of transformers.
+
+    Args:
+        resident: layers that stay in memory; None: all.
 
     Raises:
         InputError: it cannot be loaded, or its head's size differs from its config.
     """
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            dtype=dtype,
-            device_map={"": device},
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise InputError(f"{model_dir}: the model does not fit on {device}") from None
-        raise InputError(f"{model_dir}: cannot be loaded: {first_line(error)}") from None
-    model.eval()
+    reads_rows = resident is not None and not read_shape(model_dir).tied
+    model: Any = load_base(model_dir, dtype, device, resident, reads_rows=reads_rows)
+    model.requires_grad_(False).eval()
 
     def hidden_states(ids: Tensor) -> Tensor:
         return model.base_model(ids, use_cache=False).last_hidden_state

@@ -14,7 +14,7 @@ from trainer.distill.teacher.torch_engine import (
     TorchEngine,
     check_room,
     choose_device,
-    explain_published,
+    explain_all_resident,
 )
 from trainer.model.architecture import read_architecture
 from trainer.model.families import find_family
@@ -55,7 +55,7 @@ def open_generate(
         torch.set_num_threads(compute.threads)
     find_family(read_config(model_dir), str(model_dir))
     device, kind = choose_device(compute, dtype), getattr(torch, dtype)
-    why = explain_published(model_dir, length)
+    why = explain_all_resident(model_dir, length)
     if why and device.type == "cpu":
         check_room(model_dir, kind)
     setup = frozen_setup(kind.itemsize)

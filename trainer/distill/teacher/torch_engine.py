@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,13 @@ log = logging.getLogger(__name__)
 class TorchEngine:
     """Any causal language model of transformers, on the CPU or one CUDA device.
 
-    `replica.torch.decoder` is taken where it computes the model: its import is cheaper, and it may
-    read layers at each use. On the CPU, weights stored in `dtype` are mapped from the file if all
-    layers stay, so that processes share them.
+    `replica.torch.decoder` is taken where it computes the model: its import is cheaper. On the CPU,
+    weights stored in `dtype` are mapped from the file if all layers stay, so that processes share
+    them.
 
     Args:
         device: `cpu` or `cuda:N`.
-        resident: layers that stay in memory, of `replica.torch.decoder`; None: all.
+        resident: layers that stay in memory; the others are read at each forward. None: all.
         length: the most tokens of a window; None: all positions of the model.
         published: by transformers' own code in any case.
 
@@ -215,7 +216,7 @@ def _refuse_memory(
 def _choose_layers(
     model_dir: Path, dtype: torch.dtype, device: torch.device, asked: Resident, size: ForwardSize
 ) -> int | None:
-    """Return the layers of Motley's own decoder that stay; None for all.
+    """Return how many layers stay; None for all.
 
     Raises:
         InputError: the forward does not fit; says what would.
@@ -262,10 +263,9 @@ def _load_parts(
     resident: int | None,
 ) -> ModelParts:
     if published:
-        assert resident is None, "only our decoder reads layers"
         from trainer.distill.teacher.published_model import load_published
 
-        return load_published(model_dir, dtype, device)
+        return load_published(model_dir, dtype, device, resident)
     model = load_frozen(model_dir, dtype, device, resident)
 
     def run_backbone(ids: Tensor) -> Tensor:
@@ -288,10 +288,22 @@ def explain_published(model_dir: Path, length: int | None = None) -> str | None:
     return explain_transformers_only(tree, length)
 
 
+def explain_all_resident(model_dir: Path, length: int | None) -> str | None:
+    """Return why all layers of a teacher stay in memory; None if they need not.
+
+    Args:
+        length: as of `TorchEngine`.
+    """
+    with suppress(InputError):  # transformers may compute what is not planned
+        if read_shape(model_dir).experts > 1:
+            return None
+    return explain_published(model_dir, length)
+
+
 def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> TorchEngine:
     """Load a teacher on CUDA if that works, else on the CPU.
 
-    Layers of Motley's own decoder that do not fit beside a forward are read at each one.
+    Layers that do not fit beside a forward are read at each one.
 
     Raises:
         InputError: the model cannot be loaded, or does not fit.
@@ -299,7 +311,7 @@ def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSi
     device = choose_device(compute, dtype)
     kind, place = getattr(torch, dtype), "cuda" if device.type == "cuda" else "cpu"
     size = forward._replace(tokens=max(forward.tokens or BATCH[place], forward.length))
-    if why := explain_published(model_dir, size.length):
+    if why := explain_all_resident(model_dir, size.length):
         check_whole(model_dir, compute.resident, "--resident", why)
         if place == "cpu":  # whose kernel kills what exceeds a limit
             check_room(model_dir, kind, size)

@@ -44,80 +44,21 @@ def load_published(
     Raises:
         InputError: the weights cannot be loaded.
     """
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    # It reports on stderr that an optional kernel package is missing.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    auto: Any = (
-        transformers.AutoModelForSequenceClassification
-        if config.task == "classify"
-        else transformers.AutoModelForCausalLM
-    )
-    settings: dict[str, Any] = {}
-    nf4 = config.model.quantization == "nf4"
-    shape = read_shape(model_dir)
-    kept = None
-    if shape.experts > 1 and (nf4 or resident is not None):
-        kept = PublishedWeights(
-            model_dir,
-            getattr(torch, config.model.dtype),
-            device,
-            compute_dtype(config, device) if nf4 else None,
-            streamed_layers(shape.layers, resident),
-            reads_rows=reads_rows(config, tied=shape.tied),
-        )
-    if nf4:
-        settings["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_compute_dtype=compute_dtype(config, device),
-            bnb_4bit_use_double_quant=False,
-            llm_int8_skip_modules=list(_HEADS),
-        )
     full = config.method == "full"
     modules = () if full else adapted_modules(model_dir, config)
     experts = [] if full else adapted_experts(model_dir, config)
+    dtype = torch.float32 if full else getattr(torch, config.model.dtype)
+    model: Any = load_base(
+        model_dir,
+        dtype,
+        device,
+        resident,
+        nf4=compute_dtype(config, device) if config.model.quantization == "nf4" else None,
+        classes=config.num_classes,
+        reads_rows=reads_rows(config, tied=read_shape(model_dir).tied),
+    )
+    _say_unknown(model_dir, model.config)
     family = find_family(stored := read_config(model_dir), str(model_dir))
-    if not family.listed:
-        auto = find_class(stored, model_dir)
-    with report_load_errors(model_dir, device, nf4=config.model.quantization == "nf4"):
-        tree = transformers.AutoConfig.from_pretrained(
-            model_dir, local_files_only=True, trust_remote_code=False
-        )
-        tree = tree.get_text_config()
-        if family.inside:
-            settings["key_mapping"] = LANGUAGE_KEYS
-            tree.tie_word_embeddings = is_tied(stored, family, read_headers(model_dir))
-        for key in filter(is_dropout, vars(tree)):
-            setattr(tree, key, 0.0)
-        if config.num_classes is not None:
-            tree.num_labels = config.num_classes
-        kind = auto._model_mapping[type(tree)] if family.listed else auto
-        model, found = (kept.make_class(kind) if kept else kind).from_pretrained(
-            model_dir,
-            config=tree,
-            output_loading_info=True,
-            dtype=torch.float32 if full else getattr(torch, config.model.dtype),
-            device_map={"": device},
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            **settings,
-        )
-        if (nf4 or kept is not None) and device.type == "cpu":
-            # One tensor that is still of the file, such as a norm, would keep in memory what was
-            # read of it for all others (`loader.py`); and a file that is cut must not fault.
-            for parameter in model.parameters():
-                parameter.data = parameter.data.clone()
-        if kept is not None:
-            kept.fill_model(model)
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            module.padding_idx = None  # a padding token that texts contain is trained too
-    _check_complete(found, model_dir, config, set() if kept is None else kept.names)
-    if tree.tie_word_embeddings:
-        model.tie_weights()  # transformers does not if the file has a head of its own
-    _say_unknown(model_dir, tree)
     if not family.listed:
         model.train()
         check_class(
@@ -133,6 +74,94 @@ def load_published(
         report_unreached(model, model_dir, make_autocast(config, device))
     if not full:
         train_whole(model, config.lora.modules_to_save)
+    elif resident is not None:
+        model.requires_grad_(False)
+    return model
+
+
+def load_base(
+    model_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    resident: int | None,
+    *,
+    nf4: torch.dtype | None = None,
+    classes: int | None = None,
+    reads_rows: bool,
+) -> nn.Module:
+    """Return a model as its files have it, of a class of transformers, without dropout.
+
+    Args:
+        resident: as of `load_model`.
+        nf4: the dtype of products whose weights are quantised to NF4; None quantises nothing.
+        classes: of a classifier; None: a language model.
+        reads_rows: where layers are read at each use, so are the rows of the embedding.
+
+    Raises:
+        InputError: the weights are incomplete or cannot be loaded.
+    """
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    # It reports on stderr that an optional kernel package is missing.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    settings: dict[str, Any] = {}
+    taken = None
+    if nf4 is not None or resident is not None:
+        shape = read_shape(model_dir)
+        streamed = streamed_layers(shape.layers, resident)
+        if shape.experts > 1:
+            taken = PublishedWeights(model_dir, dtype, device, nf4, streamed, reads_rows=reads_rows)
+    if nf4 is not None:
+        settings["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=nf4,
+            bnb_4bit_use_double_quant=False,
+            llm_int8_skip_modules=list(_HEADS),
+        )
+    family = find_family(stored := read_config(model_dir), str(model_dir))
+    with report_load_errors(model_dir, device, nf4=nf4 is not None):
+        tree = transformers.AutoConfig.from_pretrained(
+            model_dir, local_files_only=True, trust_remote_code=False
+        )
+        tree = tree.get_text_config()
+        if family.inside:
+            settings["key_mapping"] = LANGUAGE_KEYS
+            tree.tie_word_embeddings = is_tied(stored, family, read_headers(model_dir))
+        for key in filter(is_dropout, vars(tree)):
+            setattr(tree, key, 0.0)
+        if classes is not None:
+            tree.num_labels = classes
+        auto: Any = (
+            transformers.AutoModelForCausalLM
+            if classes is None
+            else transformers.AutoModelForSequenceClassification
+        )
+        kind = auto._model_mapping[type(tree)] if family.listed else find_class(stored, model_dir)
+        model, found = (taken.make_class(kind) if taken else kind).from_pretrained(
+            model_dir,
+            config=tree,
+            output_loading_info=True,
+            dtype=dtype,
+            device_map={"": device},
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **settings,
+        )
+        if (nf4 is not None or taken is not None) and device.type == "cpu":
+            # One tensor that is still of the file, such as a norm, would keep in memory what was
+            # read of it for all others (`loader.py`); and a file that is cut must not fault.
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        if taken is not None:
+            taken.fill_model(model)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None  # a padding token that texts contain is trained too
+    _check_complete(found, model_dir, classes, set() if taken is None else taken.names)
+    if tree.tie_word_embeddings:
+        model.tie_weights()  # transformers does not if the file has a head of its own
     return model
 
 
@@ -152,7 +181,7 @@ def _say_unknown(model_dir: Path, loaded: Any) -> None:
 
 
 def _check_complete(
-    found: Mapping[str, Any], model_dir: Path, config: RunConfig, taken: Collection[str]
+    found: Mapping[str, Any], model_dir: Path, classes: int | None, taken: Collection[str]
 ) -> None:
     """Refuse weights that transformers would draw at random or leave out.
 
@@ -164,7 +193,7 @@ def _check_complete(
     """
     if missing := sorted(name for name in found["missing_keys"] if not name.startswith("score.")):
         raise InputError(f"{model_dir}: {missing[0]} is missing from the weights")
-    heads = _HEADS if config.num_classes is not None else ("score",)
+    heads = _HEADS if classes is not None else ("score",)
     family = find_family(read_config(model_dir), str(model_dir))
     left_out = {name for name in read_headers(model_dir) if is_ignored(name, family)}
     unexpected = found["unexpected_keys"] - left_out - set(taken)

@@ -152,8 +152,8 @@ class PublishedWeights:
             if elements != parameter.numel():
                 if self._streamed:
                     raise InputError(
-                        f"{self._model_dir}: model.resident: {name} has no tensors of its name, so"
-                        " that its layer stays in memory; set model.resident all"
+                        f"{self._model_dir}: {name} has no tensors of its name, so that its layer"
+                        " is not read at each use; keep all layers resident"
                     )
                 return False
             if self._nf4 is not None and parameter.dim() == 3 and parameter.shape[-1] % NF4_BLOCK:

@@ -118,7 +118,7 @@ def plan_residents(
 
 def _explain_whole(model_dir: Path, config: RunConfig) -> str | None:
     """Return why all layers stay; None if they need not."""
-    if config.method == "lora" and read_shape(model_dir).experts > 1:
+    if read_shape(model_dir).experts > 1:
         return None
     return explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
 

@@ -27,7 +27,7 @@ from trainer.distill.teacher.torch_engine import (
     TorchEngine,
     check_room,
     emulates_bf16,
-    explain_published,
+    explain_all_resident,
     open_torch,
     weight_bytes,
 )
@@ -317,14 +317,14 @@ def test_weights_that_do_not_fit_are_refused_with_what_would(
         assert "weights take 0.0 GB, and 0.0 GB of main memory are free for them" in caplog.text
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "granite"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "granite", "qwen3_moe"])
 def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Under a limit of memory the kernel would kill the teacher at its first forward."""
     folder = tiny_model(family, dtype="bfloat16", num_hidden_layers=4)
     shape = read_shape(folder)
-    assert (explain_whole(shape) == "") == (explain_published(folder, WINDOW) is None)
+    assert (explain_whole(shape) == "") == (explain_all_resident(folder, WINDOW) is None)
     host = DeviceModel(name="host", flops=1e12, memory=1 << 40, watts=None, source="assumed")
     planned = {
         one.format.weights: one.least
@@ -338,16 +338,22 @@ def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
     free -= 1
     with pytest.raises(InputError, match=r"in bfloat16, .* are free; --batch-tokens 2048 fits$"):
         open_torch(folder, "bfloat16", Compute("cpu"), FORWARD)
-    with pytest.raises(InputError, match="use a GGUF file of it"):
+    other = "a host with more memory" if shape.experts > 1 else "a GGUF file of it"
+    with pytest.raises(InputError, match=f"use {other}"):
         open_torch(folder, "bfloat16", Compute("cpu"), ForwardSize(BATCH["cpu"], BATCH["cpu"]))
     free = planned["float32"] - 1
     with pytest.raises(InputError, match="in float32"):
         open_torch(folder, "float32", Compute("cpu"), FORWARD)
 
 
+DEEP: dict[str, dict[str, Any]] = {
+    **{family: {} for family in ("qwen3", "llama", "qwen3_moe", "mixtral", "deepseek_v3")},
+    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+}
+"""What four layers of a family need."""
 STREAMED = [
     (family, stored, dtype, resident)
-    for family in ("qwen3", "llama")
+    for family in DEEP
     for stored in ("float32", "bfloat16", "float16")
     for dtype in ("float32", "bfloat16")
     for resident in (0, 1, 3)
@@ -359,7 +365,8 @@ def test_scores_are_those_of_the_resident_teacher(
     tiny_model: Any, family: str, stored: str, dtype: str, resident: int
 ) -> None:
     """Windows come in several batches, and rows of the embedding are read."""
-    folder = tiny_model(family, dtype=stored, num_hidden_layers=4, tie_word_embeddings=False)
+    own = {"tie_word_embeddings": False, **DEEP[family]}
+    folder = tiny_model(family, dtype=stored, num_hidden_layers=4, **own)
     torch.set_num_threads(1)
     found: list[list[bytes]] = []
     for asked in ("all", resident):
@@ -377,11 +384,15 @@ def streamed_of(engine: TorchEngine) -> set[int]:
     return {part._layer for part in parts if isinstance(part, StreamedLinear)}
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_memory_decides_which_layers_of_a_teacher_stay(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    family: str,
 ) -> None:
     caplog.set_level("INFO")
-    folder = tiny_model("qwen3", num_hidden_layers=8)
+    folder = tiny_model(family, num_hidden_layers=8)
     shape = read_shape(folder)
 
     def need(resident: int | None) -> int:
