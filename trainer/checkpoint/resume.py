@@ -159,10 +159,7 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
     """
     if progress.data_digest != job.data_digest:
         what = "its data has changed"
-    elif config.task == SCRIPT and (progress.base_digest, progress.model_digest) != (
-        job.base_digest,
-        job.model_digest,
-    ):
+    elif config.task == SCRIPT and progress.model_digest != job.model_digest:
         what = "its script has changed, or makes other frozen weights"
     elif progress.base_digest != job.base_digest:
         what = f"its model has changed (other weights in {config.model.path})"

@@ -21,7 +21,7 @@ from trainer.planning.memory import plan_memory_by_part, waiting_activations, wa
 from trainer.planning.resident_layers import choose_group, resolve_resident
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
-from trainer.system.errors import DoesNotFitError, InputError
+from trainer.system.errors import InputError
 
 CPU_TOKENS = 1024
 """Most tokens of an automatic micro-batch on a CPU: larger ones exceed the caches (measured)."""
@@ -384,34 +384,6 @@ def check_fits(plan: MemoryPlan, available: int, device: str, smaller: str) -> N
             f" {format_gib(plan.trainable + plan.gradients + plan.state)}, one"
             f" sample {format_gib(plan.least - plan.fixed + plan.workspace)}),"
             f" {format_gib(available)} are free; use {smaller}"
-        )
-
-
-def check_script_fits(
-    layout: GradientLayout,
-    exchange: ExchangeConfig,
-    available: int,
-    device: str,
-    *,
-    weights: int = 0,
-    coordinates: bool = False,
-) -> None:
-    """Refuse a script whose training takes more than a device has; its activations are unknown.
-
-    Args:
-        available: bytes once the script has made its model.
-        weights: bytes of the model if it has still to come to the device.
-
-    Raises:
-        DoesNotFitError: names the needed and the available memory.
-    """
-    state = (8 if coordinates else 12) + _beside_state(exchange, coordinates=coordinates)
-    needed = weights + int((4 if weights else 4 + state) * layout.size)
-    if needed > available * USABLE:
-        raise DoesNotFitError(
-            f"{device}: {layout.size:,} trainable parameters need {format_gib(needed)} GiB"
-            f" for gradients and state, besides activations; {format_gib(available)} are free;"
-            " train fewer (requires_grad_(False)) or stop other programs"
         )
 
 

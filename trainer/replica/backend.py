@@ -30,6 +30,7 @@ from trainer.system.process.imports import speed_up_imports
 from trainer.system.process.slow_log import log_if_slow
 
 if TYPE_CHECKING:
+    from trainer.replica.script.user_script import UserScript
     from trainer.replica.wgpu.gpu.device import Device
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,8 @@ class BackendRequest:
     """Nothing is trained."""
     reference: np.ndarray | None = None
     """The weights that task `dpo` compares with; None: those of the base."""
+    script: UserScript | None = None
+    """Has the model, in place of `model_dir`."""
 
 
 Opener = Callable[[BackendRequest], Replica]
@@ -128,6 +131,7 @@ def choose_replica(
     coordinates: bool = False,
     evaluates: bool = False,
     reference: np.ndarray | None = None,
+    script: UserScript | None = None,
 ) -> ReplicaChoice:
     """Open the first backend that works and that the request allows (`first_usable`).
 
@@ -139,6 +143,7 @@ def choose_replica(
         evaluates: nothing is trained, so there are no gradients, and a full model's weights are
             those of `model_dir` before anything is written.
         reference: the weights that task `dpo` compares with; None: those of the base.
+        script: has the model, in place of `model_dir`.
 
     Raises:
         InputError: the request cannot be met, or the model cannot be used on any backend.
@@ -159,6 +164,7 @@ def choose_replica(
             coordinates,
             evaluates,
             reference,
+            script,
         )
         return lambda: openers[backend](request)
 
@@ -298,6 +304,8 @@ def _open_wgpu(request: BackendRequest) -> Replica:
 
     Torch may still run what it refuses, such as a model beyond the card's memory.
     """
+    if request.script is not None:
+        raise UnusableError("a script computes with torch")
     if request.moments:
         raise UnusableError("students are trained by torch")
     if request.rest:
@@ -327,6 +335,10 @@ def _open_cpu(request: BackendRequest) -> Replica:
 
 
 def _torch_replica(request: BackendRequest, device: str) -> Replica:
+    if request.script is not None:
+        from trainer.replica.script.replica import ScriptReplica
+
+        return ScriptReplica(request.script, request.config, device, request.threads)
     with speed_up_imports("torch"):
         from trainer.replica.torch.replica import TorchReplica
     return TorchReplica(

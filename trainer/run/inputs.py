@@ -44,8 +44,7 @@ from trainer.system.process.imports import speed_up_imports
 from trainer.system.process.slow_log import log_if_slow
 
 if TYPE_CHECKING:
-    from trainer.replica.backend import Opener
-    from trainer.system.backends import RequestedBackend
+    from trainer.replica.script.user_script import UserScript
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ class RunInputs:
     """The weights that task `dpo` compares with; None: those of the base."""
     first: Callable[[], np.ndarray] | None = None
     """Returns the weights of step 0; None: those of `model_dir` and the config."""
-    openers: dict[RequestedBackend, Opener] | None = None
-    """Functions that open a replica on each backend; None: those for `model_dir`."""
+    script: UserScript | None = None
+    """Has the model, where it computes."""
 
     @property
     def samples(self) -> int:
@@ -185,14 +184,12 @@ def read_inputs(
 def _read_script_inputs(
     config: RunConfig, run_id: str, script: Script, *, computes: bool
 ) -> RunInputs:
-    terms, openers = (script, config.training.seed, config.exchange.join_deadline), None
+    terms, made = (script, config.training.seed, config.exchange.join_deadline), None
     if computes:
         with speed_up_imports("torch"):
-            from trainer.replica.script.replica import script_openers
             from trainer.replica.script.user_script import UserScript
         made = UserScript(*terms)
         facts, layout, first = made.facts, made.layout, made.read_weights
-        openers = script_openers(made)
     else:
         facts, layout, weights = run_for_start(*terms)
         first = partial(np.asarray, weights)  # the same array, not a copy
@@ -203,14 +200,13 @@ def _read_script_inputs(
         model_digest=blake3(f"{script.digest}\0{facts.frozen}".encode()).hexdigest(),
         data_digest=facts.data,
         motley_version=__version__,
-        base_digest=script.digest,
     )
     train: Any = range(facts.samples)
     validation: Any = range(facts.validation) if facts.validation else None
     inputs = RunInputs(
         *(config, script.path.parent, layout, job, train, validation),
         first=first,
-        openers=openers,
+        script=made,
     )
     config.exchange.check_length(inputs.plan.total_inner)
     if config.training.early_stopping_patience and not facts.validation:

@@ -66,6 +66,15 @@ def check_figures(found: Any) -> dict[str, float]:
         ) from None
 
 
+def read_versions(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return by name what changes with a trained parameter, by `.data` too, or its gradient."""
+    return {
+        name: (id(each), each._version, int(each.detach().view(torch.int32).sum()), id(each.grad))
+        for name, each in model.named_parameters()
+        if each.requires_grad
+    }
+
+
 def read_random_state(device: torch.device, *, whole: bool = False) -> list[Any]:
     """Return the state of torch's random numbers; `whole`: of Python's and NumPy's too."""
     states: list[Any] = [torch.get_rng_state().numpy().tobytes()]
@@ -76,11 +85,6 @@ def read_random_state(device: torch.device, *, whole: bool = False) -> list[Any]
         # A draw moves the position alone, until the block of numbers is used up.
         states += [random.getstate(), numbers["key"].tobytes(), numbers["pos"]]
     return states
-
-
-def sum_bits(parameter: Tensor) -> int:
-    """Return the sum of the bits of fp32 values as integers, which no other copy is needed for."""
-    return int(parameter.detach().view(torch.int32).sum())
 
 
 def refuse_draws(model: nn.Module) -> None:

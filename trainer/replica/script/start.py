@@ -83,16 +83,10 @@ def run_for_start(
         module, terms = "trainer.replica.script.user_script", (script.digest, str(seed), str(limit))
         command = [sys.executable, "-P", "-m", module, str(script.path), *terms, folder]
         log.info("%s: creating the initial weights ...", script.path)
-        try:
-            ended = subprocess.run(
-                command,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=6 * limit,  # torch's import, the script, model, two data sets, samples
-            )
-        except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{script.path}: does not return, nor to Python") from None
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        ended = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True
+        )
         if code := ended.returncode:
             lines = ended.stderr.decode(errors="replace").strip().splitlines()
             kind = UnreachableError if code == UnreachableError.exit_code else InputError

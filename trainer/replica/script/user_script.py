@@ -19,9 +19,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from trainer.config.exchange import ExchangeConfig
 from trainer.config.script import Script, read_script
-from trainer.planning.replica import check_script_fits
+from trainer.planning.devices import format_gib
+from trainer.planning.replica import USABLE
 from trainer.replica.script.start import ScriptFacts, build_script_layout, write_start
 from trainer.replica.torch.device import available_bytes
 from trainer.system.errors import (
@@ -32,10 +32,12 @@ from trainer.system.errors import (
     first_line,
     is_out_of_memory,
 )
-from trainer.system.process.native_thread import ExitTimer
+from trainer.system.process.native_thread import ExitTimer, exit_from_any_thread
 
 _DIGESTED = 256
 """Samples of a data set that are compared between hosts, at even distances."""
+_STATE_BYTES = 16
+"""A trained parameter's gradient, the averaged one and two moments, in fp32."""
 _TOO_LONG = ": has not returned for {:g} s; make it faster, or raise exchange.join_deadline"
 
 
@@ -66,14 +68,13 @@ class UserScript:
         """Ends the process if a function hangs in C code, where Python handles no signal."""
         self.functions: Any = ModuleType("motley_script")
         """The module, with what the script defines; its classes find it by that name."""
-        self.functions.__file__ = str(script.path)
+        optional = {"metrics": lambda _model, _samples: {}, "collate": list, "buffers": None}
+        vars(self.functions).update(optional, __file__=str(script.path))
         sys.modules[self.functions.__name__] = self.functions
         with self.report_faults("the script"):
             # Its operator's own command named it, by its digest; no config and no host can.
             self._run_seeded(exec, script.code, vars(self.functions))
-            self.has_local_buffers: bool = hasattr(self.functions, "buffers")
-            """Whether each worker has buffers of its own."""
-            if self.has_local_buffers and self.functions.buffers != "local":
+            if self.functions.buffers not in (None, "local"):
                 raise ScriptFaultError("the only value of buffers is 'local'")
         with self.report_faults("model"):
             self.model: nn.Module = self._run_seeded(self.functions.model)
@@ -82,6 +83,7 @@ class UserScript:
                 raise ScriptFaultError(f"returned no torch.nn.Module but {kind}")
             trained, frozen = _split_tensors(self.model)
             self.layout = build_script_layout(trained)
+            self._check_memory()
         data = blake3()
         self.train = self._open_dataset("train", data)
         self.validation = self._open_dataset("validation", data)
@@ -135,6 +137,15 @@ class UserScript:
         """Return the trainable weights, fp32 `[layout.size]`."""
         parts = [self.model.get_parameter(slot.name) for slot in self.layout.iter_tensors()]
         return torch.cat([part.detach().reshape(-1).cpu() for part in parts]).numpy()
+
+    def _check_memory(self) -> None:
+        """Refuse a model whose training exceeds the host's memory; activations are not known."""
+        needed, free = _STATE_BYTES * self.layout.size, available_bytes(torch.device("cpu"))
+        if needed > free * USABLE:
+            raise MemoryError(
+                f"{self.layout.size:,} trainable parameters need {format_gib(needed)} GiB for"
+                f" gradients and state, {format_gib(free)} GiB are free"
+            )
 
     def _run_seeded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         random.seed(self._seed)
@@ -214,11 +225,11 @@ def update_digest(hasher: blake3, value: Any) -> None:
 
 if __name__ == "__main__":  # the child of `run_for_start`
     path, digest, seed, limit, folder = sys.argv[1:]
+    code = 0
     try:
         made = UserScript(read_script(Path(path), digest), int(seed), float(limit))
-        free = available_bytes(torch.device("cpu"))
-        check_script_fits(made.layout, ExchangeConfig(), free, "coordinator")
+        write_start(made.facts, made.layout, made.read_weights(), Path(folder))
     except TrainerError as error:
         sys.stderr.write(str(error))
-        sys.exit(error.exit_code)
-    write_start(made.facts, made.layout, made.read_weights(), Path(folder))
+        code = error.exit_code
+    exit_from_any_thread(code)  # not waiting for threads of the script

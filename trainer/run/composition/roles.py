@@ -331,11 +331,11 @@ def open_replica(
         inputs.config,
         inputs.layout,
         place.threads,
-        inputs.openers,
         rest=isinstance(train, LogitsFolder) and has_bare_rest(train.description.scheme),
         moments=moments,
         coordinates=coordinates,
         reference=inputs.reference,
+        script=inputs.script,
     )
     layers = f", {choice.residents}" if choice.residents else ""
     log.info("replica on %s%s%s", choice.replica.device, format_reason(choice.reason), layers)

@@ -290,11 +290,35 @@ def test_a_model_that_does_not_fit_is_refused_before_it_takes_memory(tmp_path: P
         "    return nn.ParameterList([torch.empty(free // 8)])\n"
     )
     path = write_script(tmp_path / "train.py", ("def model():", huge + "\ndef unused():"))
-    message = r"{}: [\d,]+ trainable parameters need .* are free; train fewer"
-    with pytest.raises(DoesNotFitError, match=message.format("cpu")):
+    message = r"py: model: no memory for it \([\d,]+ trainable parameters need .* GiB are free\);"
+    with pytest.raises(DoesNotFitError, match=message):
         run_script(path, script_config(tmp_path / "out"))
-    with pytest.raises(InputError, match=message.format("coordinator")):
+    with pytest.raises(InputError, match=message):
         run_for_start(read_script(path), 0, PATIENCE)
+
+
+def test_a_model_that_does_not_fit_its_device_is_one_line(tmp_path: Path) -> None:
+    path = write_script(
+        tmp_path / "train.py",
+        ("def model():", "class Huge(nn.Linear):\n    to = 1\n\ndef model():"),
+        ("to = 1", "def to(self, device): raise MemoryError('no room')"),
+        ("frozen = nn.Linear(6, 8).requires_grad_(False)", "return Huge(6, 1)"),
+    )
+    with pytest.raises(DoesNotFitError, match=r"train\.py:7: model: no memory for it \(no room\)"):
+        run_script(path, script_config(tmp_path / "out"))
+
+
+def test_the_coordinator_waits_for_no_thread_of_a_script(tmp_path: Path) -> None:
+    """One that is left would write as its process waits for it."""
+    left = tmp_path / "left"
+    thread = (
+        "import threading\n"
+        f"def wait():\n    threading.main_thread().join()\n    open({str(left)!r}, 'w')\n"
+        "threading.Thread(target=wait).start()\n"
+    )
+    path = write_script(tmp_path / "train.py", ("import torch\n", f"import torch\n{thread}"))
+    run_for_start(read_script(path), 0, PATIENCE)
+    assert not left.exists()
 
 
 def test_a_nan_halts_the_run_and_names_the_tensor(tmp_path: Path) -> None:
