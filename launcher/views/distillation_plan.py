@@ -60,7 +60,7 @@ def _option_row(option: TeacherOption, picked: bool, tokens: float) -> list[str]
         format_gib(option.total),
         format_gib(option.least),
         format_gib(option.room),
-        "not yet" if option.is_later else "from disk" if option.fits == "disk" else option.fits,
+        "from disk" if option.fits == "disk" else option.fits,
         str(option.teachers) if fits else "-",
         "-" if option.rate is None else f"{option.rate:.3g}",
         option.source if option.rate is not None else "-",

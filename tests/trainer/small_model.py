@@ -52,6 +52,7 @@ def write_family(folder: Path, model: Path, model_type: str, **settings: Any) ->
     kept = {name: (folder / name).read_bytes() for name in ("generation_config.json",)}
     tree = json.loads((folder / "config.json").read_text())
     own = {**tree, **FAMILIES[model_type], **settings, "model_type": model_type}
+    own = {key: value for key, value in own.items() if value is not None}
     del own["architectures"]
     torch.manual_seed(1)
     config = transformers.AutoConfig.for_model(**own)

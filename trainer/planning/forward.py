@@ -67,13 +67,6 @@ def forward_bytes(
     return tokens * a_token * width + 3 * 4 * logits
 
 
-def explain_whole(shape: ModelShape) -> str:
-    """Return why all layers of a model without adapters stay; empty if they can be read."""
-    if shape.experts == 1 and (shape.kept is not None or not shape.gated):
-        return "layers of dense models that Motley's own decoder does not compute stay"
-    return ""
-
-
 def frozen_setup(width: int) -> TrainingSetup:
     """Return a model without adapters whose weights have `width` bytes."""
     sizes = replace(FP32, frozen=width, activation=width)

@@ -178,8 +178,8 @@ def plan_memory(
 
 
 def runs_groups(model: ModelShape) -> bool:
-    """Return whether torch runs a model layer by layer: not by the published code of experts."""
-    return model.experts == 1
+    """Return whether torch runs a model layer by layer: not by transformers' code."""
+    return model.kept is None and model.experts == 1
 
 
 def can_stream(config: RunConfig, *, evaluates: bool = False) -> bool:

@@ -112,11 +112,12 @@ def plan_reading(
 def explain_unstreamed(shape: ModelShape, pool: HostPool) -> str:
     """Return why the devices of a pool keep all layers of a model; empty if they need not."""
     backend = pool.device.backend
-    if shape.experts > 1 and not BACKENDS[backend].has_torch:
+    if BACKENDS[backend].has_torch:
+        return ""
+    if shape.experts > 1:
         return f"{backend} computes no mixtures of experts"
-    if shape.experts == 1 and (shape.kept is not None or not shape.gated):
-        return "layers of dense models that Motley's own decoder does not compute stay"
-    return ""
+    is_decoder = shape.kept is None and shape.gated
+    return "" if is_decoder else f"{backend} computes only what Motley's own decoder does"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import DISK_RATE, PCIE, HostPool, LayerSource
 from trainer.planning.forward import (
     ForwardSize,
-    explain_whole,
     forward_bytes,
     frozen_setup,
     plan_forward,
@@ -66,8 +65,7 @@ class WeightFormat:
     bits: float
     """Bits of a weight, with its part of a scale."""
     file: bool = False
-    """They are a file of this format, mapped: read when they are used, and may leave the memory. So
-    are the dtype's where the model is stored in it."""
+    """They are a file of this format, mapped: read when they are used, and may leave the memory."""
 
     @property
     def facts(self) -> EngineFacts | None:
@@ -146,7 +144,7 @@ class TeacherOption:
     refused: str = ""
     """Why not, if memory is not the reason."""
     streamed: str = ""
-    """How fast a device that does not hold the teacher scores, or would; empty if it holds it."""
+    """How fast a device that does not hold the teacher scores; empty if it holds it."""
     teachers: int = 0
     rate: float | None = None
     """Tokens a second of all teachers until the last one is done; None: unknown."""
@@ -156,11 +154,6 @@ class TeacherOption:
     def total(self) -> int:
         """Bytes in memory."""
         return self.weights + self.working
-
-    @property
-    def is_later(self) -> bool:
-        """Whether it would fit, if its engine read layers at each forward."""
-        return self.fits == "no" and bool(self.streamed)
 
     def scoring_seconds(self, tokens: float) -> float | None:
         """Return the time to score so many tokens."""
@@ -275,7 +268,7 @@ def _make_option(
         ForwardSize(batch, length),
         accelerator=on_card,
     )
-    streams = facts is not None and facts.streams_frozen and not explain_whole(shape)
+    streams = facts is not None and facts.streams_frozen
     least = weights + working
     if facts and facts.is_quantizing:
         largest = max(shape.table_parameters, shape.widest_linear)
@@ -284,7 +277,7 @@ def _make_option(
         least = weights + working
     elif streams:
         least = min(least, plan(0).total)
-    elif place == "cpu" and (kind.file or _STORED.get(kind.weights) == shape.stored):
+    elif kind.file:
         read = weights
         in_use = shape.layer_parameters + shape.table_parameters
         least = working + int(in_use * kind.bits / 8)
@@ -314,11 +307,6 @@ def _make_option(
     fits = "no" if not able else "yes" if weights + working <= room else "disk"
     if fits == "disk" and streams:
         fits = "streamed"
-    if on_card and not able and not refused and plan(0).total <= room:
-        best = max(candidates, key=lambda one: one.device.memory)
-        computing = _tokens_per_second(shape, best.device, place, length, wide, 0.0, given)
-        _, how = _read_layers(shape, best.find_source(weights), 0, batch, computing)
-        streamed = f"would score {how}; it does not stream layers yet"
     return TeacherOption(
         format=kind,
         place=place,

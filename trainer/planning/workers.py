@@ -59,8 +59,6 @@ class RunMemory:
     headers: Mapping[str, TensorHeader]
     layout: GradientLayout
     config: RunConfig
-    needs_transformers: bool
-    """Whether transformers' own code computes the model."""
 
     @classmethod
     def of_model_folder(cls, folder: Path, config: RunConfig) -> RunMemory:
@@ -79,7 +77,6 @@ class RunMemory:
             read_headers(folder),
             layout,
             config,
-            needs_transformers=bool(foreign),
         )
 
     def needed_bytes(
@@ -120,8 +117,7 @@ class RunMemory:
     @property
     def may_stream(self) -> bool:
         """Whether its workers may read layers at each use, by `model.resident: auto`."""
-        reads = not self.needs_transformers or self.model.experts > 1
-        return reads and can_stream(self.config)
+        return can_stream(self.config)
 
     def _plan_worker(
         self, backend: Backend, resident: int | None = None, *, coordinates: bool = False

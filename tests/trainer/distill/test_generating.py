@@ -123,7 +123,7 @@ def test_each_prompt_is_answered_once_and_scored_as_by_prefill(
         np.testing.assert_allclose(each.logprobs, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "olmo2"])
 def test_answers_are_those_of_the_resident_teacher(
     ask: Callable[..., AnswerAssignment],
     model: Path,

@@ -195,9 +195,13 @@ def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None
 
 ATTENTION = ["q_proj", "v_proj"]
 """Resident experts with adapters are one product with W + B A, which has other bits."""
+OWN: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 64},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 3},
+}
 USES = [
     (family, kind, resident)
-    for family in ("qwen3", "qwen3_moe")
+    for family in ("qwen3", "qwen3_moe", "gemma3_text")
     for kind in ("full", "lora", "nf4")
     for resident in (0, 4)
 ]
@@ -223,8 +227,7 @@ def test_answers_are_those_of_the_resident_model(
     caplog.set_level("INFO")
     folder = deep_model
     if family != "qwen3":
-        own = {"moe_intermediate_size": 64}
-        folder = small.write_family(tmp_path / "model", deep_model, family, **own)
+        folder = small.write_family(tmp_path / "model", deep_model, family, **OWN[family])
     if kind != "full":
         settings: dict[str, Any] = {"model__quantization": "nf4"} if kind == "nf4" else {}
         settings["lora__target_modules"] = ATTENTION

@@ -78,9 +78,13 @@ def test_a_full_model_is_evaluated_where_it_could_not_be_trained(
 
 
 NF4 = {"model__quantization": "nf4"}
+OWN: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 64},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 3},
+}
 USES = [
     (family, task, kind, resident)
-    for family in ("qwen3", "qwen3_moe")
+    for family in ("qwen3", "qwen3_moe", "gemma3_text")
     for task in ("classify", "causal-lm")
     for kind in ("full", "full in bf16", "lora", "lora in bf16", "nf4")
     for resident in (0, 4)
@@ -118,8 +122,7 @@ def test_scores_are_those_of_the_resident_model(
     settings["lora__target_modules"] = ["q_proj", "v_proj"]  # experts with adapters: other bits
     folder = deep_model
     if family != "qwen3":
-        own = {"moe_intermediate_size": 64}
-        folder = small.write_family(tmp_path / "model", deep_model, family, **own)
+        folder = small.write_family(tmp_path / "model", deep_model, family, **OWN[family])
     folder = train(tmp_path / "run", folder, make_config, **settings)
     if narrow and method == "full":
         path = folder / "model.safetensors"

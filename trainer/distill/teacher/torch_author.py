@@ -12,9 +12,8 @@ from trainer.config.run import load_config
 from trainer.distill.answers.author import Generate
 from trainer.distill.teacher.torch_engine import (
     TorchEngine,
-    check_room,
+    check_unplanned,
     choose_device,
-    explain_all_resident,
 )
 from trainer.model.architecture import read_architecture
 from trainer.model.families import find_family
@@ -55,11 +54,9 @@ def open_generate(
         torch.set_num_threads(compute.threads)
     find_family(read_config(model_dir), str(model_dir))
     device, kind = choose_device(compute, dtype), getattr(torch, dtype)
-    why = explain_all_resident(model_dir, length)
-    if why and device.type == "cpu":
-        check_room(model_dir, kind)
-    setup = frozen_setup(kind.itemsize)
-    resident, batch = plan_answers(model_dir, setup, compute.resident, length, device, batch, why)
+    setup, resident = frozen_setup(kind.itemsize), None
+    if not check_unplanned(model_dir, kind, device, compute.resident):
+        resident, batch = plan_answers(model_dir, setup, compute.resident, length, device, batch)
     engine = TorchEngine(model_dir, kind, str(device), resident=resident, length=length)
     settings = {
         "task": "causal-lm",

@@ -6,7 +6,6 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from trainer.replica.backend import (
 )
 from trainer.replica.torch.device import available_bytes, spare_memory
 from trainer.replica.torch.loader import load_frozen
-from trainer.replica.torch.residence import check_whole, choose_residents
+from trainer.replica.torch.residence import choose_residents
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
@@ -78,7 +77,7 @@ class TorchEngine:
         published: bool = False,
     ) -> None:
         self.device = torch.device(device)
-        published = published or explain_published(model_dir, length) is not None
+        published = published or is_published(model_dir, length)
         parts = _load_parts(model_dir, dtype, self.device, published, resident)
         self.model = parts.model
         self._backbone, self._head = parts.backbone, parts.head
@@ -235,8 +234,6 @@ def _choose_layers(
         str(device),
         plan,
         lambda layers: choose_resident(plan, layers, lambda some: some.total <= free * USABLE),
-        name="--resident",
-        why=None,
     )
     if asked == "auto":  # of a small model two layers may be more than all
         found = min(found, plan(None), key=lambda some: (some.total > free, some.resident is None))
@@ -274,8 +271,8 @@ def _load_parts(
     return ModelParts(model, run_backbone, model.lm_head, model.lm_head.out_features)
 
 
-def explain_published(model_dir: Path, length: int | None = None) -> str | None:
-    """Return why transformers' code computes a model; None if Motley's decoder does.
+def is_published(model_dir: Path, length: int | None = None) -> bool:
+    """Return whether transformers' code computes a model, not Motley's decoder.
 
     Args:
         length: as of `TorchEngine`.
@@ -284,20 +281,32 @@ def explain_published(model_dir: Path, length: int | None = None) -> str | None:
     try:
         parse_architecture(tree, str(model_dir))
     except InputError:  # transformers may support it
-        return f"layers of {tree.get('model_type')} are computed by transformers' code alone"
-    return explain_transformers_only(tree, length)
+        return True
+    return explain_transformers_only(tree, length) is not None
 
 
-def explain_all_resident(model_dir: Path, length: int | None) -> str | None:
-    """Return why all layers of a teacher stay in memory; None if they need not.
+def check_unplanned(
+    model_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    asked: Resident,
+    forward: ForwardSize | None = None,
+) -> bool:
+    """Return whether a model's sizes are unknown, so that all of its layers stay.
 
-    Args:
-        length: as of `TorchEngine`.
+    Raises:
+        InputError: a number of layers is asked of such a model, or it does not fit.
     """
-    with suppress(InputError):  # transformers may compute what is not planned
-        if read_shape(model_dir).experts > 1:
-            return None
-    return explain_published(model_dir, length)
+    try:
+        read_shape(model_dir)
+    except InputError as error:  # transformers may compute what is not planned
+        if isinstance(asked, int):
+            raise InputError(f"--resident {asked}: {error}; use all or auto") from None
+    else:
+        return False
+    if device.type == "cpu":  # whose kernel kills what exceeds a limit
+        check_room(model_dir, dtype, forward)
+    return True
 
 
 def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> TorchEngine:
@@ -311,10 +320,7 @@ def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSi
     device = choose_device(compute, dtype)
     kind, place = getattr(torch, dtype), "cuda" if device.type == "cuda" else "cpu"
     size = forward._replace(tokens=max(forward.tokens or BATCH[place], forward.length))
-    if why := explain_all_resident(model_dir, size.length):
-        check_whole(model_dir, compute.resident, "--resident", why)
-        if place == "cpu":  # whose kernel kills what exceeds a limit
-            check_room(model_dir, kind, size)
+    if check_unplanned(model_dir, kind, device, compute.resident, size):
         return TorchEngine(model_dir, kind, str(device))
     resident = _choose_layers(model_dir, kind, device, compute.resident, size)
     return TorchEngine(model_dir, kind, str(device), resident=resident, length=size.length)

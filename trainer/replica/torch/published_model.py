@@ -106,11 +106,9 @@ def load_base(
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     settings: dict[str, Any] = {}
     taken = None
-    if nf4 is not None or resident is not None:
-        shape = read_shape(model_dir)
-        streamed = streamed_layers(shape.layers, resident)
-        if shape.experts > 1:
-            taken = PublishedWeights(model_dir, dtype, device, nf4, streamed, reads_rows=reads_rows)
+    if resident is not None or (nf4 is not None and read_shape(model_dir).experts > 1):
+        streamed = streamed_layers(read_shape(model_dir).layers, resident)
+        taken = PublishedWeights(model_dir, dtype, device, nf4, streamed, reads_rows=reads_rows)
     if nf4 is not None:
         settings["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,

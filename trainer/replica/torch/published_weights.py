@@ -1,7 +1,7 @@
-"""Frozen weights that a mixture of experts of transformers takes from files instead of loading.
+"""Frozen weights that a model of transformers takes from files instead of loading.
 
-With NF4 these are all linears of the layers and the experts; else those of layers that are read at
-each use. The class is made without them, transformers loads the others, and then they are put in.
+These are linears and experts of layers that are read at each use; of a model in NF4 those of all
+layers. The class is made without them, transformers loads the others, and then they are put in.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from trainer.model.expert_parameters import ROUTED, find_expert_slice
 from trainer.model.family import Family
@@ -59,6 +60,8 @@ class PublishedWeights:
         self._stacked = _stack_tensors(self._family, self._headers)
         stem = re.escape(f"{self._family.backbone}.{self._family.layers}")
         self._layer = re.compile(rf"{stem}\.(\d+)\.")
+        # Blocks of NF4 lie along rows of the product, which Conv1D stores as columns.
+        self._kinds = (nn.Linear,) if nf4 is not None else (nn.Linear, Conv1D)
         self._linears: list[str] = []
         self._experts: dict[str, dict[str, nn.Parameter]] = {}
         """Parameters that stack experts, by module and name."""
@@ -119,14 +122,14 @@ class PublishedWeights:
             if self._reads_rows and is_table:
                 self._embedding = path
                 self.names.add(name)
-                _replace_module(model, path, _Absent(None))
-            elif self._is_taken(path) and kind is nn.Linear:
+                _replace_module(model, path, _Absent(module.weight, None))
+            elif self._is_taken(path) and kind in self._kinds:
                 # A class may use a router's weight itself; it is small, and loaded.
                 if ROUTED.isdisjoint(path.split(".")[-2:]) and self._are_stored(
                     {name: module.weight}
                 ):
                     self._linears.append(path)
-                    _replace_module(model, path, _Absent(module.bias))
+                    _replace_module(model, path, _Absent(module.weight, module.bias))
             elif self._is_taken(path) and hasattr(module, "has_gate"):
                 self._take_experts(path, module)
 
@@ -187,7 +190,8 @@ class PublishedWeights:
         name, layer = f"{path}.weight", self._find_layer(path)
         header = self._headers[name]
         if layer in self._streamed:
-            return stream.linear(layer, header, name, bias)
+            transposed = self._family.transposed
+            return stream.linear(layer, header, name, bias, transposed=transposed)
         return stream.resident_linear(name, header.shape, bias)
 
     def _open_experts(self, stream: LayerStream, path: str) -> LayerBytes:
@@ -210,8 +214,9 @@ class PublishedWeights:
 class _Absent(nn.Module):
     """A module whose weight is put in later, with what transformers loads."""
 
-    def __init__(self, bias: nn.Parameter | None) -> None:
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None) -> None:
         super().__init__()
+        self.weight = weight.detach()  # without values: classes draw their own for what is missing
         self.bias = bias
 
 

@@ -10,9 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from trainer.config.run import Resident, RunConfig
-from trainer.model.families import explain_transformers_only
 from trainer.model.layout import GradientLayout
-from trainer.model.safetensors_headers import read_config
 from trainer.planning.devices import format_gib
 from trainer.planning.forward import ForwardPlan, ForwardSize, plan_forward, used_setup
 from trainer.planning.model_config import read_shape
@@ -39,27 +37,17 @@ def choose_residents(
     device: str,
     plan: Callable[[int | None], _Plan],
     choose: Callable[[int], _Plan],
-    *,
-    name: str,
-    why: str | None,
 ) -> _Plan:
     """Return the plan with the layers that are asked to stay, and log how many do.
 
     Args:
         plan: returns that of a number of resident layers; None: all.
         choose: returns the plan of so many layers where `auto` is asked.
-        name: the setting or option, in errors.
-        why: this model keeps all layers; None if it need not.
-
-    Raises:
-        InputError: a number is asked, and this model keeps all.
     """
-    if why is not None:
-        check_whole(model_dir, asked, name, why)
     layers = read_shape(model_dir).layers
     if isinstance(asked, int):
         found = plan(asked if asked < layers else None)
-    elif asked == "all" or why:
+    elif asked == "all":
         found = plan(None)
     else:
         found = choose(layers)
@@ -73,16 +61,6 @@ def choose_residents(
             model_dir,
         )
     return found
-
-
-def check_whole(model_dir: Path, asked: Resident, name: str, why: str) -> None:
-    """Check that a model of which all layers stay was not asked to keep a number of them.
-
-    Raises:
-        InputError: it was.
-    """
-    if isinstance(asked, int):
-        raise InputError(f"{model_dir}: {name} {asked}: {why}; use all or auto")
 
 
 def plan_residents(
@@ -100,9 +78,6 @@ def plan_residents(
         plan: returns that of a number of resident layers; None: all.
         available: bytes before loading.
         evaluates: nothing is trained.
-
-    Raises:
-        InputError: the config sets a number, and this model keeps all.
     """
     asked = config.model.resident
     return choose_residents(
@@ -111,16 +86,7 @@ def plan_residents(
         device,
         plan,
         lambda layers: choose_streamed(plan, layers, config, available * USABLE),
-        name="--resident" if evaluates else "model.resident",
-        why=_explain_whole(model_dir, config),
     )
-
-
-def _explain_whole(model_dir: Path, config: RunConfig) -> str | None:
-    """Return why all layers stay; None if they need not."""
-    if read_shape(model_dir).experts > 1:
-        return None
-    return explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
 
 
 def plan_generation(
@@ -131,9 +97,9 @@ def plan_generation(
     Raises:
         InputError: see `plan_answers`.
     """
-    length, why = config.data.max_seq_len, _explain_whole(model_dir, config)
     setup = used_setup(config, layout.size, accelerator=device.type == "cuda")
-    return plan_answers(model_dir, setup, config.model.resident, length, device, batch, why)
+    length, asked = config.data.max_seq_len, config.model.resident
+    return plan_answers(model_dir, setup, asked, length, device, batch)
 
 
 def plan_answers(
@@ -143,7 +109,6 @@ def plan_answers(
     length: int,
     device: torch.device,
     batch: int,
-    why: str | None,
 ) -> tuple[int | None, int]:
     """Return the layers that stay while prompts are continued, and how many prompts at once.
 
@@ -152,14 +117,10 @@ def plan_answers(
 
     Args:
         length: tokens of a prompt with the new ones.
-        why: as of `choose_residents`.
 
     Raises:
-        InputError: a number is asked, and this model keeps all layers; or one prompt does not fit.
+        InputError: one prompt does not fit.
     """
-    if why is not None:
-        check_whole(model_dir, asked, "--resident", why)
-        return None, batch
     shape, cuda = read_shape(model_dir), device.type == "cuda"
     available = available_bytes(device)
     usable = available * USABLE
@@ -177,8 +138,6 @@ def plan_answers(
         str(device),
         plan_batch,
         lambda layers: choose_resident(plan_batch, layers, lambda some: some.total <= usable),
-        name="--resident",
-        why=None,
     ).resident
     one, two = plan(chosen, 1), plan(chosen, 2)
     if one.total > usable:

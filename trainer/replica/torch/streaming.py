@@ -126,11 +126,20 @@ class LayerStream:
         else:
             tensors |= {part: self.codes[part] for part in (name, name + ABSMAX)}
 
-    def linear(self, layer: int, header: TensorHeader, name: str, bias: Tensor | None) -> nn.Module:
-        """Return the product with the weight `name` of a layer."""
+    def linear(
+        self,
+        layer: int,
+        header: TensorHeader,
+        name: str,
+        bias: Tensor | None,
+        *,
+        transposed: bool = False,
+    ) -> nn.Module:
+        """Return the product with the weight `name` of a layer; see `StreamedLinear`."""
         self.add_weight(layer, name, header)
         if self._nf4 is None:
-            return StreamedLinear(self, layer, name, header, bias)
+            return StreamedLinear(self, layer, name, header, bias, transposed=transposed)
+        assert not transposed, "blocks of NF4 would be others"
         return StreamedNF4Linear(self, layer, name, header, bias, self._nf4)
 
     def resident_linear(self, name: str, shape: tuple[int, ...], bias: Tensor | None) -> nn.Module:
@@ -183,7 +192,11 @@ class LayerStream:
 
 
 class StreamedLinear(nn.Module):
-    """A product with a frozen weight `[out, in]` of a `LayerStream`."""
+    """A product with a frozen weight `[out, in]` of a `LayerStream`.
+
+    Args:
+        transposed: the file has `[in, out]`, as GPT-2's.
+    """
 
     def __init__(
         self,
@@ -192,11 +205,20 @@ class StreamedLinear(nn.Module):
         name: str,
         header: TensorHeader,
         bias: Tensor | None,
+        *,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
         self._stream, self._layer, self._name, self._header = stream, layer, name, header
+        self._transposed = transposed
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.out_features, self.in_features = header.shape
+        self.out_features, self.in_features = header.shape[::-1] if transposed else header.shape
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy as the file has it, for classes that use the weight past the product."""
+        found = self.fetch_weight(None, trains=torch.is_grad_enabled())
+        return (found.t() if self._transposed else found).clone()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]`."""
@@ -211,7 +233,8 @@ class StreamedLinear(nn.Module):
             trains: a backward follows the pass.
         """
         raw = self._stream.read(self._layer, self._name, trains=trains)
-        return raw.view(DTYPES[self._header.dtype]).view(self._header.shape).to(self._stream.dtype)
+        found = raw.view(DTYPES[self._header.dtype]).view(self._header.shape)
+        return (found.t() if self._transposed else found).to(self._stream.dtype)
 
 
 class StreamedNF4Linear(StreamedLinear):

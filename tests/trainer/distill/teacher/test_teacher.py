@@ -27,14 +27,13 @@ from trainer.distill.teacher.torch_engine import (
     TorchEngine,
     check_room,
     emulates_bf16,
-    explain_all_resident,
     open_torch,
     weight_bytes,
 )
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.device_models import DeviceModel
-from trainer.planning.forward import ForwardSize, explain_whole, frozen_setup, plan_forward
+from trainer.planning.forward import ForwardSize, frozen_setup, plan_forward
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import USABLE
 from trainer.planning.teachers import BATCH, WINDOW, TeacherDevice, teacher_options
@@ -324,7 +323,6 @@ def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
     """Under a limit of memory the kernel would kill the teacher at its first forward."""
     folder = tiny_model(family, dtype="bfloat16", num_hidden_layers=4)
     shape = read_shape(folder)
-    assert (explain_whole(shape) == "") == (explain_all_resident(folder, WINDOW) is None)
     host = DeviceModel(name="host", flops=1e12, memory=1 << 40, watts=None, source="assumed")
     planned = {
         one.format.weights: one.least
@@ -349,6 +347,9 @@ def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
 DEEP: dict[str, dict[str, Any]] = {
     **{family: {} for family in ("qwen3", "llama", "qwen3_moe", "mixtral", "deepseek_v3")},
     "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "mistral": {"sliding_window": 16},
+    "gemma2": ARCHITECTURES["gemma2"],
+    "gpt2": {},
 }
 """What four layers of a family need."""
 STREAMED = [
@@ -384,7 +385,7 @@ def streamed_of(engine: TorchEngine) -> set[int]:
     return {part._layer for part in parts if isinstance(part, StreamedLinear)}
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "granite"])
 def test_memory_decides_which_layers_of_a_teacher_stay(
     tiny_model: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -414,10 +415,13 @@ def test_memory_decides_which_layers_of_a_teacher_stay(
         open_torch(folder, "float32", Compute("cpu", resident="all"), FORWARD)
 
 
-def test_a_teacher_of_transformers_code_refuses_a_number(tiny_model: Any) -> None:
-    folder = tiny_model("granite")
-    with pytest.raises(InputError, match=r"--resident 1: .*; use all or auto$"):
-        open_torch(folder, "float32", Compute("cpu", resident=1), FORWARD)
+def test_a_teacher_of_unknown_sizes_keeps_all_layers(tmp_path: Path) -> None:
+    """A class may have names of its own for them, and defaults."""
+    (tmp_path / "config.json").write_text('{"model_type": "ctrl"}')
+    with pytest.raises(InputError, match=r"^--resident 1: .*hidden_size must.*; use all or auto$"):
+        open_torch(tmp_path, "float32", Compute("cpu", resident=1), FORWARD)
+    with pytest.raises(InputError, match="no such file"):
+        open_torch(tmp_path, "float32", Compute("cpu"), FORWARD)
 
 
 def test_a_file_that_is_cut_ends_a_teacher_with_one_line(tiny_model: Any, tmp_path: Path) -> None:

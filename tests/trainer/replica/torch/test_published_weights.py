@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers with weights in NF4, or read at each use."""
+"""Models of transformers with weights in NF4, or read at each use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.covering import covering
 from tests.trainer.replica.driving import gradient, relative
 from tests.trainer.replica.torch.test_streaming import FORMATS, feed_of, train
 from tests.trainer.replica.unlisted_models import write_tiny
+from trainer.model.families import FAMILIES
 from trainer.replica.torch import experts
 from trainer.replica.torch.streaming import StreamedEmbedding
 from trainer.system.errors import InputError
@@ -34,6 +35,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**_SHARED, "num_hidden_layers": 2},
 }
 """Whose matrices NF4 divides."""
+DENSE: dict[str, dict[str, Any]] = {
+    **{family: {"num_hidden_layers": 2} for family in ("gemma2", "gemma3_text", "lfm2", "cohere2")},
+    **{family: {"num_hidden_layers": 3} for family in ("phi3", "granite", "gpt2")},
+    "mistral": {"num_hidden_layers": 3, "sliding_window": 16},
+}
 TARGETS: dict[str, dict[str, Any]] = {
     "attention": {"lora__target_modules": ["q_proj", "v_proj"]},
     "experts": {
@@ -50,6 +56,16 @@ WAYS = covering(
     for recompute in (True, False)
     # Experts with adapters are otherwise one product with W + B A, which has other bits.
     if targets == "attention" or "nf4" in form
+)
+DENSE_WAYS = covering(
+    (family, task, form, resident)
+    for family in DENSE
+    for task in ("classify", "causal-lm", "dpo")
+    for form in (FORMATS if task == "causal-lm" else ("fp32",))
+    for resident in (0, 1)
+    # Blocks of NF4 are those of rows, which GPT-2 stores as columns.
+    if (family != "gpt2" or "nf4" not in form)
+    and (task != "classify" or FAMILIES[family].classifier)
 )
 NF4 = {"task": "causal-lm", "model__quantization": "nf4"}
 
@@ -71,6 +87,23 @@ def test_losses_gradients_and_weights_are_those_of_the_resident_run(
     replica, weights = tiny.start(folder, **settings, model__resident=resident)
     assert train(replica, weights, batch) == whole
     layers = SIZES[family]["num_hidden_layers"]
+    assert replica.residents.startswith(f"{resident} of {layers} layers resident")
+    assert len(feed_of(replica)._weights.layers) == layers - resident
+
+
+@pytest.mark.parametrize(("family", "task", "form", "resident"), DENSE_WAYS)
+def test_dense_models_that_transformers_computes_are_read(
+    tiny: Tiny, family: str, task: str, form: str, resident: int
+) -> None:
+    dtype, settings = FORMATS[form]
+    folder = tiny.model(family, dtype=dtype, **DENSE[family])
+    settings = {**settings, "task": task, "lora__lora_rank": 4, "training__micro_batch_size": 2}
+    settings |= {"training__gradient_checkpointing": resident == 0}
+    batch = tiny.batch(5, task)
+    whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
+    replica, weights = tiny.start(folder, **settings, model__resident=resident)
+    assert train(replica, weights, batch) == whole
+    layers = DENSE[family]["num_hidden_layers"]
     assert replica.residents.startswith(f"{resident} of {layers} layers resident")
     assert len(feed_of(replica)._weights.layers) == layers - resident
 
@@ -188,15 +221,21 @@ def test_the_plan_has_what_stays(tiny: Tiny, tied: bool, quantization: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"),
-    [("olmoe", NF4), ("longcat_flash", {"task": "causal-lm"}), ("afmoe", {"task": "causal-lm"})],
+    ("family", "target", "settings"),
+    [
+        ("olmoe", "o_proj", NF4),
+        ("longcat_flash", "o_proj", {"task": "causal-lm"}),
+        ("afmoe", "o_proj", {"task": "causal-lm"}),
+        ("falcon", "dense", NF4),
+        ("mamba", "dt_proj", {"task": "causal-lm"}),
+    ],
 )
 def test_an_unlisted_family_is_read_too(
-    tiny: Tiny, tmp_path: Path, family: str, settings: dict[str, Any]
+    tiny: Tiny, tmp_path: Path, family: str, target: str, settings: dict[str, Any]
 ) -> None:
-    """The classes of two draw a router's weights themselves."""
+    """Classes draw a router's weights themselves, or use a linear's weight past its product."""
     folder, batch = write_tiny(tmp_path / "model", family), tiny.batch(3, "causal-lm")
-    own = {**settings, "lora__target_modules": ["o_proj"]}
+    own = {**settings, "lora__target_modules": [target], "lora__lora_rank": 4}
     found = [train(*tiny.start(folder, **own, model__resident=each), batch) for each in ("all", 0)]
     assert found[0] == found[1]
 

@@ -347,8 +347,3 @@ def test_what_cannot_stream_refuses_a_number(tiny: Tiny, settings: Any, why: str
     with pytest.raises(InputError, match=f"model.resident 1.* {why}"):
         tiny.config("model", task="causal-lm", model__resident=1, **settings)
     tiny.config("model", task="causal-lm", model__resident="auto", **settings)
-
-
-def test_a_model_of_another_familys_code_refuses_a_number(tiny: Tiny) -> None:
-    with pytest.raises(InputError, match=r"model.resident 1: .*; use all or auto$"):
-        tiny.start(tiny.model("gpt2"), task="causal-lm", model__resident=1)
