@@ -49,8 +49,7 @@ TEXTS = (r'"a\nrank 0 lost"', r'"\u001b]0;title\u0007"', r'"\u202egnp"', r'"\u20
 TEXTS += ('"' + (LONGEST + 1) * "x" + '"',)
 ODD = (*NUMBERS, *TEXTS, "null", "[]", "{}", "true")
 SIGNED = {
-    *("loss_sum", "loss", "learning_rate", "grad_norm", "best", "metric", "accuracy", "rewards"),
-    "figures",
+    *("loss_sum", "loss", "learning_rate", "grad_norm", "best", "metric", "accuracy", "figures"),
 }
 """Fields that may be negative, or say nothing about it where they are shown."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ Figures = Annotated[
     dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")], Figure],
     Field(max_length=MOST_FIGURES),
 ]
-"""A script's own figures by name."""
+"""Figures by name: of a script its own, of pairs their rewards."""
 Confusion = Sequence[Sequence[int]]
 
 
@@ -62,24 +62,13 @@ def sum_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(part[name] for part in parts) for name in known}
 
 
-class Rewards(NamedTuple):
-    """Sums over pairs of answers: beta times how much likelier each became than it was."""
+def name_rewards(chosen: float, rejected: float, right: float) -> dict[str, float]:
+    """Return sums over pairs of answers by name; TRL has the means as `rewards/chosen` and so on.
 
-    chosen: float
-    rejected: float
-    right: int
-    """Pairs of which the chosen answer has the higher reward."""
-
-
-def sum_rewards(parts: Iterable[Rewards | None]) -> Rewards | None:
-    """Return the sum of parts; None if there is none."""
-    known = [part for part in parts if part is not None]
-    return Rewards(*map(sum, zip(*known, strict=True))) if known else None
-
-
-def reward_scores(rewards: Rewards, pairs: int) -> dict[str, float]:
-    """Return the means over pairs by name; TRL's are `rewards/chosen` and so on."""
-    chosen, rejected, right = (part / max(pairs, 1) for part in rewards)
+    Args:
+        chosen, rejected: beta times how much likelier each answer became than it was.
+        right: pairs of which the chosen answer has the higher reward.
+    """
     return {
         "reward_chosen": chosen,
         "reward_rejected": rejected,

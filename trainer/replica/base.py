@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trainer.data.metrics import (
-    Rewards,
-    class_scores,
-    mean_loss,
-    reward_scores,
-    sum_confusions,
-    sum_figures,
-    sum_rewards,
-)
+from trainer.data.metrics import class_scores, mean_loss, sum_confusions, sum_figures
 from trainer.model.layout import GradientLayout
 
 if TYPE_CHECKING:
@@ -58,19 +50,16 @@ class EvalResult:
     weight: int
     confusion: list[list[int]] | None
     """Counts as `confusion[label][prediction]`; None but for a classifier."""
-    rewards: Rewards | None = None
-    """Rewards of pairs."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
-    """Figures of a script: sums over the samples by name."""
+    """Sums over the samples by name: a script's own, and rewards of pairs."""
 
     @classmethod
     def sum_parts(cls, parts: Sequence[EvalResult]) -> EvalResult:
         """Return the result of all parts together."""
         loss_sum, weight = sum(part.loss_sum for part in parts), sum(part.weight for part in parts)
         confusion = sum_confusions(part.confusion for part in parts)
-        rewards = sum_rewards(part.rewards for part in parts)
         figures = sum_figures([part.figures for part in parts])
-        return cls(loss_sum, weight, confusion, rewards, figures)
+        return cls(loss_sum, weight, confusion, figures)
 
     def compute_scores(self) -> dict[str, Any]:
         """Return the figures of a validation: loss; accuracy, mcc and confusion of a classifier;
@@ -79,9 +68,8 @@ class EvalResult:
         scores: dict[str, Any] = {"loss": mean_loss(self.loss_sum, self.weight)}
         if self.confusion is not None:
             scores |= {**class_scores(self.confusion), "confusion": self.confusion}
-        if self.rewards is not None:
-            scores |= reward_scores(self.rewards, self.weight)
-        return scores
+        weight = max(self.weight, 1)
+        return scores | {name: value / weight for name, value in self.figures.items()}
 
 
 class Replica(Protocol):

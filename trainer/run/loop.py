@@ -217,7 +217,6 @@ class Worker:
                 tokens,
                 seconds,
                 confusion=result.confusion,
-                rewards=result.rewards,
                 figures=result.figures,
             ),
             shard.step,

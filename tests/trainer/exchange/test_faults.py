@@ -261,7 +261,7 @@ def test_confusion_matrices_of_another_shape(
     cluster.run_to_end()
 
 
-def test_rewards_of_a_task_without_pairs(problem: ExactProblem):
+def test_figures_of_a_task_without_pairs_or_a_script(problem: ExactProblem):
     cluster = started(problem)
     while open_round(cluster).kind == "train":
         cluster.go_on()
@@ -274,11 +274,11 @@ def test_rewards_of_a_task_without_pairs(problem: ExactProblem):
         tokens=1,
         compute_seconds=1,
         confusion=((1,) * 5,) * 5,
-        rewards=(1.0, 2.0, 3),
+        figures={"reward_chosen": 1.0},
     )
     liar.send(result)
     cluster.deliver_up(liar)
-    assert cluster.named("lost")[0]["reason"] == "unexpected rewards of pairs"
+    assert cluster.named("lost")[0]["reason"] == "unexpected figures of pairs or a script"
     cluster.run_to_end()
 
 

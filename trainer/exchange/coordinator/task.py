@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainer.data.metrics import Rewards, reward_scores, sum_confusions, sum_figures, sum_rewards
+from trainer.data.metrics import sum_confusions, sum_figures
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.protocol.actions import Step
@@ -124,19 +124,9 @@ class Task:
         return sum_confusions(result.confusion for result in self.list_results())
 
     def compute_figures(self) -> dict[str, float]:
-        """Return the means over the samples of a script's validation by name."""
-        results = self.list_results()
-        samples = sum(result.tokens for result in results)  # a script's sample has one
-        total = sum_figures([result.figures for result in results])
-        return {name: value / max(samples, 1) for name, value in total.items()}
-
-    def compute_rewards(self) -> dict[str, float]:
-        """Return the mean rewards of a validation on pairs by name; none if one is not finite."""
-        results = self.list_results()
-        parts = [Rewards(*result.rewards) for result in results if result.rewards is not None]
-        total = sum_rewards(parts) if len(parts) == len(results) else None
-        pairs = sum(result.weight for result in results)
-        return {} if total is None else reward_scores(total, pairs)
+        """Return the means over the samples of a validation by name, of those that all have."""
+        total = sum_figures([result.figures for result in self.list_results()])
+        return {name: value / self.ledger.num_samples for name, value in total.items()}
 
 
 class TaskDurations:

@@ -14,6 +14,9 @@ from trainer.system.errors import ProtocolError
 Score = Callable[[list[list[int]]], dict[str, float]]
 """Turns the confusion matrix of a validation into named figures."""
 
+_SCORES = ("accuracy", "reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
+"""Figures that are scores of their own: accuracy decides which checkpoint is the best."""
+
 
 class Validation:
     """The state of the validations on held-out samples."""
@@ -22,8 +25,7 @@ class Validation:
         self.samples = range(samples)
         self._every = config.training.evaluate_every
         self._classes = config.num_classes
-        self._compares = config.task == "dpo"
-        self._measures = config.task == "script"
+        self._measures = config.task in ("dpo", "script")
         self._score = score
         self._early = early
         self._last: tuple[int, dict[str, Any] | None] = (-1, None)
@@ -38,7 +40,7 @@ class Validation:
 
         Raises:
             ProtocolError: its confusion matrix is missing, superfluous or of another size, or it
-                has rewards without pairs.
+                has figures of another task.
         """
         table, classes = result.confusion, self._classes
         if table is None or classes is None:
@@ -47,22 +49,18 @@ class Validation:
             fits = len(table) == classes and all(len(row) == classes for row in table)
         if not fits:
             raise ProtocolError(f"expected a confusion matrix of {classes} classes")
-        if result.rewards is not None and not self._compares:
-            raise ProtocolError("unexpected rewards of pairs")
         if result.figures and not self._measures:
-            raise ProtocolError("unexpected figures of a script")
+            raise ProtocolError("unexpected figures of pairs or a script")
 
     def finish_task(self, task: Task) -> dict[str, Any]:
         """Store and return the scores of a complete task."""
         scores: dict[str, Any] = {"loss": task.compute_loss()}
         if confusion := task.compute_confusion():
             scores |= {**self._score(confusion), "confusion": confusion}
-        if self._compares:
-            scores |= task.compute_rewards()
-        if self._measures:
-            scores["figures"] = task.compute_figures()
-            if "accuracy" in scores["figures"]:  # decides which checkpoint is the best
-                scores["accuracy"] = scores["figures"].pop("accuracy")
+        figures = task.compute_figures()
+        scores |= {name: figures.pop(name) for name in _SCORES if name in figures}
+        if figures:
+            scores["figures"] = figures
         self._last = (task.step, scores)
         self._early.record_validation(task.step, scores["loss"])
         return scores

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from trainer.data.metrics import Figure, Figures
+from trainer.data.metrics import Figures
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import ProtocolError
@@ -198,10 +198,8 @@ class ShardResult(Message):
     """L2 norm of the residual that the worker keeps after this shard."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]` of a classifier's validation."""
-    rewards: tuple[Figure, Figure, Count] | None = None
-    """Sums over preference pairs: `trainer.data.metrics.Rewards`."""
     figures: Figures = {}
-    """Sums of a script's own figures, by name."""
+    """Sums over the samples by name: a script's own, and rewards of preference pairs."""
     answers: tuple[tuple[Count, ...], ...] | None = None
     """New tokens of each prompt of the request."""
 

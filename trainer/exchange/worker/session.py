@@ -6,14 +6,13 @@ and whatever the old one still held is void.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.codec import find_codec
-from trainer.data.metrics import Rewards
 from trainer.exchange.policies.feedback import make_sender_codec
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.blocks import BlockAssembly, make_block_frames
@@ -281,10 +280,9 @@ def make_result_message(
     seconds: float,
     overlap: float = 0.0,
     confusion: list[list[int]] | None = None,
-    rewards: Rewards | None = None,
     answers: list[list[int]] | None = None,
     watts: float | None = None,
-    figures: Mapping[str, float] | None = None,
+    figures: dict[str, float] | None = None,
 ) -> ShardResult:
     """Return the result of a shard as a message; JSON cannot carry a loss that is not finite."""
     return ShardResult(
@@ -296,7 +294,6 @@ def make_result_message(
         overlap_seconds=min(overlap, seconds),
         watts=watts,
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
-        rewards=rewards if rewards is not None and np.abs(rewards).max() < LARGEST_FLOAT else None,
         answers=tuple(map(tuple, answers)) if answers is not None else None,
-        figures=dict(figures or {}),
+        figures=figures if figures and np.abs([*figures.values()]).max() < LARGEST_FLOAT else {},
     )

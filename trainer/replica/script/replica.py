@@ -102,7 +102,7 @@ class ScriptReplica:
             for samples, loss, divisor, _ in self._iterate_losses(self._script.validation, batch):
                 with self._script.report_faults("metrics"), self._autocast:
                     figures = checks.check_figures(metrics(self._model, samples))
-                results.append(EvalResult(float(loss), divisor, None, figures=figures))
+                results.append(EvalResult(float(loss), divisor, None, figures))
             return EvalResult.sum_parts(results)
 
         training = [module for module in self._model.modules() if module.training]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
-from trainer.data.metrics import Rewards
+from trainer.data.metrics import name_rewards
 from trainer.model.families import logits_settings
 from trainer.model.layout import GradientLayout, read_headers
 from trainer.model.safetensors_headers import read_config
@@ -364,9 +364,7 @@ class TorchReplica:
             elif logits is not None:
                 rewards += torch.stack([*logits.sum(1), (logits[0] > logits[1]).sum()])
         if self._config.task == "dpo":
-            chosen, rejected, right = rewards.tolist()
-            found = Rewards(chosen, rejected, round(right))
-            return EvalResult(float(sums[1]), weight, None, found)
+            return EvalResult(float(sums[1]), weight, None, name_rewards(*rewards.tolist()))
         confusion = None if classes is None else cells.view(classes, classes).tolist()
         return EvalResult(float(sums[1]), weight, confusion)
 

@@ -50,7 +50,7 @@ ALL: list[Message] = [
         overlap_seconds=0.05,
         residual_norm=0.25,
         confusion=((1, 0), (2, 3)),
-        rewards=(1.5, -0.5, 3),
+        figures={"reward_chosen": 1.5, "reward_rejected": -0.5, "reward_accuracy": 3},
     ),
     StepCommit(
         step=2,

@@ -99,16 +99,18 @@ def test_loss_gradient_and_rewards_are_those_of_the_paper(
     assert result.tokens == sum(len(row.input_ids) for pair in batch for row in pair.answers)
     assert relative(mine, loop.gradient()) < 1e-5
     assert (before.loss_sum, before.weight) == (pytest.approx(result.loss_sum, rel=1e-6), 5)
-    assert before.rewards is not None
     rewards = [expected[name] for name in ("chosen", "rejected", "right")]
+    chosen, rejected, margin, right = before.figures.values()
     # Differences of sums of about -60, which float32 knows to 4e-6.
-    assert list(before.rewards) == pytest.approx(rewards, rel=1e-5, abs=4e-5 * config.dpo.beta)
+    near = pytest.approx(rewards, rel=1e-5, abs=4e-5 * config.dpo.beta)
+    assert [chosen, rejected, right] == near
+    assert margin == chosen - rejected
     assert before.compute_scores() == {
         "loss": before.loss_sum / 5,
-        "reward_chosen": before.rewards.chosen / 5,
-        "reward_rejected": before.rewards.rejected / 5,
-        "reward_margin": pytest.approx((before.rewards.chosen - before.rewards.rejected) / 5),
-        "reward_accuracy": before.rewards.right / 5,
+        "reward_chosen": chosen / 5,
+        "reward_rejected": rejected / 5,
+        "reward_margin": pytest.approx((chosen - rejected) / 5),
+        "reward_accuracy": right / 5,
     }
 
 
@@ -136,9 +138,9 @@ def test_the_reference_may_have_an_adapter(tiny: Tiny, recompute: bool) -> None:
     assert np.array_equal(replica.weights.numpy(), weights), "its own again, to the last bit"
     assert result.loss_sum == pytest.approx(expected["loss"], rel=1e-6)
     assert relative(mine, loop.gradient()) < 1e-5
-    assert found.rewards is not None
     rewards = [expected[name] for name in ("chosen", "rejected", "right")]
-    assert list(found.rewards) == pytest.approx(rewards, rel=1e-5, abs=1e-6)
+    chosen, rejected, _, right = found.figures.values()
+    assert [chosen, rejected, right] == pytest.approx(rewards, rel=1e-5, abs=1e-6)
 
     replica.write_trainable(kept)  # where the training begins
     assert replica.evaluate(batch).loss_sum == pytest.approx(5 * math.log(2), rel=1e-15)
@@ -156,7 +158,7 @@ def test_a_new_adapter_is_the_reference(tiny: Tiny, quantization: str) -> None:
     batch = tiny.batch(4, "dpo")
     found = replica.evaluate(batch)
     assert found.loss_sum == pytest.approx(4 * math.log(2), rel=1e-15)
-    assert found.rewards == (0, 0, 0)
+    assert [*found.figures.values()] == [0, 0, 0, 0]
     moved, _, _ = gradient(replica, batch)
     assert np.linalg.norm(moved) > 0
 
