@@ -293,7 +293,7 @@ def _activation_terms(
 
 def waits_on_host(training: TrainingSetup) -> bool:
     """Return whether what waits of a group is in the memory of an accelerator's host."""
-    return not training.on_host and training.recompute == "full"
+    return not training.on_host and not training.one_queue and training.recompute == "full"
 
 
 def waiting_activations(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:

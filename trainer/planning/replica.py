@@ -178,7 +178,7 @@ def plan_memory(
 
 
 def runs_groups(model: ModelShape) -> bool:
-    """Return whether torch runs a model layer by layer: not by transformers' code."""
+    """Return whether a model runs layer by layer: not by transformers' code."""
     return model.kept is None and model.experts == 1
 
 

@@ -231,6 +231,7 @@ def _make_training(
         recompute=recompute,
         precision=AUTOCAST if narrow else FP32,
         on_host=on_host,
+        one_queue=device.backend == "wgpu",
         coordinates=on_host and strategy.world == 1,
     )
 

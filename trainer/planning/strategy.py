@@ -138,6 +138,8 @@ class TrainingSetup:
     """Rows hold several samples and have a mask."""
     on_host: bool = False
     """The device's memory is the host's, where the exchange has vectors of its own."""
+    one_queue: bool = False
+    """The device copies and computes in turns, and what waits of a group stays on it: Vulkan."""
     coordinates: bool = False
     """The process is the run's coordinator too, as in a run of one process."""
     beside_state: float = 0

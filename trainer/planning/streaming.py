@@ -3,7 +3,9 @@
 A layer is read once in the forward and once in the backward of a pass, which is a group of
 micro-batches, beside the computing of the layer before. A layer of P weights of b bytes takes
 `b P / R` to read and `2 P B / F` to compute forward over B tokens, so reading hides from
-`b F / 2 R` tokens on, and in backward, with recomputation, from half of them.
+`b F / 2 R` tokens on, and in backward, with recomputation, from half of them. A device with one
+queue (Vulkan) copies a layer before it computes it: that takes `b P / L` over a link of L bytes a
+second, once a direction and pass.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainer.planning.devices import HostPool, LayerSource
+from trainer.planning.devices import PCIE, HostPool, LayerSource
 from trainer.planning.memory import (
     MemoryParts,
     plan_memory_by_part,
@@ -48,11 +50,13 @@ class ReadingPlan:
     """Seconds to compute a forward."""
     backward: float
     """Seconds to compute the rest of a pass."""
+    copy: float = 0.0
+    """Seconds to copy those layers, if the device computes nothing meanwhile."""
 
     @property
     def seconds(self) -> float:
         """Seconds of a pass."""
-        return max(self.forward, self.read) + max(self.backward, self.read)
+        return sum(max(each + self.copy, self.read) for each in (self.forward, self.backward))
 
     @property
     def speed(self) -> float:
@@ -72,6 +76,8 @@ class ReadingPlan:
         """
         text = f"{describe_residents(self.resident, self.layers)} from {self.source.text}"
         text += f"; free from {self.hidden_from:,} tokens a pass"
+        if self.copy:
+            text += f" but for copies, {2 * self.copy / self.seconds:.2g} of its time"
         if self.speed >= HIDDEN:
             return f"{text}, and it has {self.tokens:,}"
         ways = ["move the model to NVMe"] if self.is_slow_disk else []
@@ -86,26 +92,32 @@ class ReadingPlan:
 
 
 def plan_reading(
-    shape: ModelShape, training: TrainingSetup, flops: float, source: LayerSource
+    shape: ModelShape,
+    training: TrainingSetup,
+    flops: float,
+    source: LayerSource,
+    feed: float = PCIE,
 ) -> ReadingPlan | None:
     """Return the plan of passes of a training; None if all layers stay.
 
     Args:
         flops: operations a second that products reach.
+        feed: bytes a second from the host's memory to the device.
     """
     if training.resident is None:
         return None
     tokens = training.tokens + training.waiting
     forward = forward_flops_per_token(shape, training.length).value * tokens / flops
-    streamed = shape.layers - training.resident
+    size = (shape.layers - training.resident) * layer_bytes(shape, training)
     return ReadingPlan(
         source=source,
         resident=training.resident,
         layers=shape.layers,
         tokens=tokens,
-        read=streamed * layer_bytes(shape, training) / source.rate,
+        read=size / source.rate,
         forward=forward,
         backward=flops_per_token(shape, training).value * tokens / flops - forward,
+        copy=size / feed if training.one_queue else 0.0,
     )
 
 
@@ -195,7 +207,7 @@ def plan_worker(
             return parts.total <= room and waiting <= host
 
         most = max(1, min(rows * training.length, GROUP_TOKENS) // training.tokens)
-        if pool.device.backend == "wgpu" or not runs_groups(shape):
+        if not runs_groups(shape):
             most = 1
         chosen, memory = choose_group(plan, shape.layers, most, fits, lambda one: one[0].resident)
         peak = find_speed(pool.device, chosen)
@@ -203,7 +215,7 @@ def plan_worker(
         if peak is not None:
             flops = peak * efficiency
             source = pool.find_source(shape.layers * layer_bytes(shape, chosen))
-            reading = plan_reading(shape, chosen, flops, source)
+            reading = plan_reading(shape, chosen, flops, source, pool.feed)
             rate = flops / flops_per_token(shape, chosen).value
             rate *= 1 if reading is None else reading.speed
         refused = "" if chosen.resident is None else explain_unstreamed(shape, pool)

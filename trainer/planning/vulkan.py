@@ -50,13 +50,19 @@ def plan_vulkan_memory(
     recompute: bool,
     evaluates: bool = False,
     resident: int | None = None,
+    waiting: int = 0,
 ) -> dict[str, int]:
     """Return bytes by purpose for micro-batches of `samples` of the longest samples.
+
+    If layers are read at each use, micro-batches run layer by layer in groups. Of all of a group
+    the inputs of layers wait, and of one that is not computed twice what backward needs; the memory
+    of one layer is enough for the rest.
 
     Args:
         evaluates: nothing is trained, so there are no gradients.
         resident: layers whose frozen linears stay on the device; None: those of `model.resident`,
             which `auto` leaves at all.
+        waiting: tokens of the other micro-batches of a group.
     """
     length = padded_length(config.data.max_seq_len)
     rows = samples * length
@@ -71,18 +77,27 @@ def plan_vulkan_memory(
     layers = model.num_layers
     words = sum(map(padded_words, upload_regions(rows, chunks * chunk, entries).values()))
     work = _StepBuffers(model, config, samples, length, chunk)
-    kept = work.activation_bytes()
+    kept, hidden = work.activation_sizes(rows), align_size(4 * rows * model.hidden_size)
+    streams = resolve_resident(config.model.resident, layers, resident) is not None
     table = 0
     if _reads_embedding(model, config, resident):
         table = align_size(tensor_bytes((rows, model.hidden_size), matrix_kind(config)))
+    waits: dict[str, int] = {"checkpoints": (layers + 1) * hidden}
+    if streams:
+        together = rows + waiting
+        cells = [4 * together * model.hidden_size] * (1 if evaluates else layers + 1)
+        if not (recompute or evaluates):
+            cells += layers * work.activation_sizes(together)
+        waits = {"waiting": sum(map(align_size, cells))}
+    once = recompute or streams
     return {
         "frozen": _frozen_bytes(model, config, length, resident),
         "trainable": trainable,
         "gradients": 0 if evaluates else trainable,
         "input": align_size(4 * words) + table,
-        "checkpoints": (layers + 1) * align_size(4 * rows * model.hidden_size),
-        "activations": (1 if recompute else layers) * kept
-        + align_size(4 * rows * model.hidden_size),
+        **waits,
+        "activations": (1 if once else layers) * sum(map(align_size, kept))
+        + (3 if streams else 1) * hidden,
         "workspace": work.total_bytes(chunks, bool(entries), recompute),
         "logits": align_size(4 * chunk * _logit_columns(model, config, chunk)),
     }
@@ -231,10 +246,12 @@ class _StepBuffers:
         rows = group if heads else limit // (4 * self.length)
         self.scores = max(1, heads) * rows * self.length
 
-    def activation_bytes(self) -> int:
-        """Return the bytes that a layer's forward leaves for backward."""
-        sizes = (*[self.hidden] * 3, *[self.queries] * 3, *[self.keys] * 3, *[self.inner] * 2)
-        return sum(align_size(4 * size) for size in sizes)
+    def activation_sizes(self, rows: int) -> list[int]:
+        """Return the bytes of all arrays that a layer's forward leaves for backward."""
+        model = self.model
+        queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        widths = [model.hidden_size, queries, keys] * 3 + [model.intermediate_size] * 2
+        return [4 * rows * width for width in widths]
 
     def total_bytes(self, chunks: int, taught: bool, recompute: bool) -> int:
         """Return the bytes of all temporary buffers: after two like layers no more are taken."""

@@ -141,13 +141,15 @@ class RunMemory:
             model, self.layout, self.config, recompute=recompute, resident=resident
         )
         tokens = padded_length(self.config.data.max_seq_len)
-        kept = parts.pop("activations") + parts.pop("checkpoints")
+        waiting = parts.pop("waiting", 0)
+        kept = parts.pop("activations") + parts.pop("checkpoints", 0) + waiting
         own = {name: parts.pop(name) for name in ("frozen", "trainable", "gradients")}
         return MemoryPlan(
             **own,
             state=0,
             workspace=sum(parts.values()),
             per_token=math.ceil(kept / tokens),
+            per_waiting_token=math.ceil(waiting / tokens),
             waits_on_host=False,
             sample_tokens=tokens,
             recompute=recompute,

@@ -18,7 +18,7 @@ from launcher.agent.checks.host_speeds import READ_SECONDS, measure_products, me
 from launcher.agent.checks.job import model_folder
 from launcher.agent.operation import check
 from launcher.inventory.facts.devices import available_memory
-from launcher.plan.plan import LaunchPlan
+from launcher.plan.plan import LaunchPlan, ProcessPlan
 from trainer.config.run import RunConfig
 from trainer.planning.device_models import DeviceModel, find_device
 from trainer.planning.devices import PCIE, HostPool, LayerSource
@@ -183,17 +183,19 @@ def check_layers(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
         more = _suggest_batch(plan, memory, main, least.hidden_from)
         lines.append(f"{reading.describe(more)}; products at {flops / 1e9:.3g} GFLOP/s")
         speeds.append(reading.speed)
-    for name, pool, planned in cards:
+    for worker, pool, planned in cards:
+        name, one_queue = worker.name, worker.backend == "wgpu"
         assert planned.resident is not None
         free = main.available if planned.waits_on_host else pool.device.memory
         training = _training_of_worker(plan, config, planned, free, accelerator=True)
+        training = replace(training, one_queue=one_queue)
         peak = find_speed(pool.device, training)
         if peak is None:
             lines.append(f"{name}: {describe_residents(planned.resident, memory.model.layers)}")
             continue
         pool = replace(pool, main_memory=main.available, disk=read)
         source = pool.find_source(memory.model.layers * layer_bytes(memory.model, training))
-        reading = plan_reading(memory.model, training, peak * EFFICIENCY, source)
+        reading = plan_reading(memory.model, training, peak * EFFICIENCY, source, pool.feed)
         assert reading is not None
         lines.append(f"{name}: {reading.describe()}")
         speeds.append(reading.speed)
@@ -203,8 +205,8 @@ def check_layers(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
 
 def _find_reading_cards(
     plan: LaunchPlan, memory: RunMemory, hosts: Sequence[str]
-) -> Iterator[tuple[str, HostPool, MemoryPlan]]:
-    """Yield the workers on cards that do not hold all layers: name, card and memory."""
+) -> Iterator[tuple[ProcessPlan, HostPool, MemoryPlan]]:
+    """Yield the workers on cards that do not hold all layers, with card and memory."""
     for worker in plan.workers:
         backend, size = cast("Backend", worker.backend), plan.device_memory(worker)
         if worker.host not in hosts or not BACKENDS[backend].is_gpu or size is None:
@@ -221,7 +223,7 @@ def _find_reading_cards(
             with contextlib.suppress(InputError):
                 device = find_device(title, size)
             pool = HostPool(hosts=1, devices=1, device=device, inside=PCIE)
-            yield worker.name, pool, planned
+            yield worker, pool, planned
 
 
 def _training_of_worker(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,17 @@ from trainer.replica.wgpu.batch import PackedBatch
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
-from trainer.replica.wgpu.kernels.embedding import Words
+from trainer.replica.wgpu.layer_major import Group, Member, WaitingMemory, split_groups
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.replica.wgpu.layers.head import LossSums
-from trainer.replica.wgpu.recordings import Recording, Recordings, submit_recording
+from trainer.replica.wgpu.recordings import Recordings
 from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 
 _WORDS = ALIGNMENT // 4  # from one result to the next: each is a kernel argument
 _TAUGHT, _FLAG, _PREDICTIONS = _WORDS, 2 * _WORDS, 3 * _WORDS
-AfterSegment = Callable[[Any, str], None]
+_WITH_INPUTS = ("embed", "head", "embedding")
+"""Parts that read the vector of their micro-batch."""
+EncodeMore = Callable[[Any, str], None]
 
 
 @dataclass(frozen=True)
@@ -62,65 +65,98 @@ class Engine:
         self._results = device.create_array((_PREDICTIONS,), "u32")
         self._pool = MemoryPool(device)
         self._recordings = self._none_yet()
+        self._waiting = WaitingMemory(device) if uploads else None
 
     def free_memory(self) -> None:
         """Free all memory but the weights', after it ran out."""
+        if self._waiting is not None:
+            self._waiting.release()
         self._pool.release()
         self._pool = MemoryPool(self._device)
         self._recordings = self._none_yet()
 
-    def prepare_recordings(
-        self, micros: Sequence[PackedBatch], *, training: bool
-    ) -> list[Recording]:
-        """Make the recordings of these micro-batches; nothing runs yet.
+    def prepare_groups(
+        self, micros: Sequence[PackedBatch], tokens: int, *, training: bool
+    ) -> list[list[Member]]:
+        """Make the recordings of micro-batches in groups of so many tokens; nothing runs yet.
+
+        Groups have one micro-batch if all layers are resident.
 
         Raises:
             DeviceError: there is no memory for it.
         """
-        return [self._recordings.get(micro.bucket, training=training) for micro in micros]
-
-    def start_microbatches(
-        self,
-        micros: Sequence[PackedBatch],
-        recordings: Sequence[Recording],
-        after_segment: AfterSegment | None = None,
-    ) -> None:
-        """Start all micro-batches; `after_segment` is called for those of the last one."""
-        self._device.clear([self._sums])
-        tokens: Sequence[Words | None] = [None] * len(micros)
         embedding = self._layer_uploads.embedding if self._layer_uploads else None
-        if embedding is not None:
-            listed = [micro.list_tokens() for micro in micros]
-            micros, tokens = [micro for micro, _ in listed], [each for _, each in listed]
-        starts = self._upload_vectors(micros)
-        if self._layer_uploads is not None:
-            self._layer_uploads.announce(recording.graph.segments for recording in recordings)
-        first = 0
-        for micro, recording, start, words in zip(micros, recordings, starts, tokens, strict=True):
-            if embedding is not None and words is not None:
-                embedding.write(recording.table, words)
-            last = recording is recordings[-1] and micro is micros[-1]
-            count = micro.bucket.samples
-            place = 4 * (_PREDICTIONS + first)
+        members: list[Member] = []
+        start = first = 0
+        for micro in micros:
+            recording = self._recordings.get(micro.bucket, training=training)
+            packed, words = (micro, None) if embedding is None else micro.list_tokens()
+            members.append(Member(packed, recording, words, start, first))
+            start += 4 * len(micro.vector)
+            first += micro.bucket.samples
+        groups = split_groups(members, tokens if self._waiting is not None else 0)
+        if self._waiting is not None and groups:
+            rows = max(sum(member.rows for member in group) for group in groups)
+            self._waiting.reserve_rows(rows, members[0].recording)
+        return groups
 
-            def copy_vector(
-                encoder: Any, start: int = start, recording: Recording = recording
-            ) -> None:
-                vector = recording.vector
-                encoder.copy_buffer_to_buffer(
-                    self._uploads.buffer, start, vector.buffer, vector.offset, vector.nbytes
-                )
+    def submit_parts(
+        self, groups: Sequence[Group], encode_more: EncodeMore | None = None
+    ) -> Iterator[str]:
+        """Submit groups part by part, and yield each of the last group's parts when it is.
 
-            submit_recording(
-                recording,
-                micro,
-                copy_vector,
-                after_segment if last and after_segment else _do_nothing,
-                self._layer_uploads,
-            )
-            if recording.predictions is not None:
-                self._copy_region(recording.predictions, place, 4 * count)
-            first += count
+        Some systems consider a device hung that is busy for seconds with one submission.
+
+        Args:
+            encode_more: may encode after a part of the last micro-batch, in the same submission.
+        """
+        self._device.clear([self._sums])
+        self._upload_vectors([member.micro for member in chain(*groups)])
+        uploads = self._layer_uploads
+        if uploads is not None:
+            uploads.announce(list(group[0].recording.parts) for group in groups)
+        for group in groups:
+            is_last = group is groups[-1]
+            for part in group[0].recording.parts:
+                if uploads is not None:
+                    uploads.write_layer(part)
+                row = 0
+                for member in group:
+                    more = encode_more if is_last and member is group[-1] else None
+                    self._submit_part(member, part, row, more)
+                    row += member.rows
+                if is_last:
+                    yield part
+
+    def _submit_part(
+        self, member: Member, part: str, row: int, encode_more: EncodeMore | None
+    ) -> None:
+        """Submit a part of a micro-batch, whose values wait in the group's rows from `row` on."""
+        recording, names = member.recording, member.list_segments(part)
+        if part == "embed" and member.words is not None:
+            assert self._layer_uploads is not None
+            assert self._layer_uploads.embedding is not None
+            self._layer_uploads.embedding.write(recording.table, member.words)
+        for name in names:
+            encoder = self._device.create_encoder()
+            if name == names[0]:
+                if part in _WITH_INPUTS:
+                    vector, start = recording.vector, member.vector_start
+                    encoder.copy_buffer_to_buffer(
+                        self._uploads.buffer, start, vector.buffer, vector.offset, vector.nbytes
+                    )
+                if self._waiting is not None:
+                    self._waiting.encode_loads(encoder, recording, part, row)
+            recording.graph.encode(encoder, *recording.graph.find_segment(name))
+            if name == names[-1]:
+                if self._waiting is not None:
+                    self._waiting.encode_saves(encoder, recording, part, row)
+                if encode_more is not None:
+                    encode_more(encoder, part)
+            self._device.submit(encoder)
+        if part == "head" and recording.predictions is not None:
+            offset = 4 * (_PREDICTIONS + member.first_sample)
+            self._copy_region(recording.predictions, offset, 4 * member.micro.bucket.samples)
 
     def wait_for_result(self) -> EngineResult:
         """Wait for the started micro-batches and return their result."""
@@ -136,18 +172,17 @@ class Engine:
         taught = Array(self._sums.buffer, (1,), offset=4 * _TAUGHT)
         flag = Array(self._sums.buffer, (1,), "u32", 4 * _FLAG)
         sums = LossSums(loss, taught, flag)
-        return Recordings(self._decoder, self._pool, sums, keep=self._keep)
+        waits = self._layer_uploads is not None
+        return Recordings(self._decoder, self._pool, sums, keep=self._keep, waits=waits)
 
-    def _upload_vectors(self, micros: Sequence[PackedBatch]) -> list[int]:
-        """Write all vectors in one upload; return their offsets in bytes."""
+    def _upload_vectors(self, micros: Sequence[PackedBatch]) -> None:
+        """Write all vectors in one upload."""
         vector = np.concatenate([np.empty(0, np.uint32), *(micro.vector for micro in micros)])
         samples = sum(micro.bucket.samples for micro in micros)
         self._uploads = self._at_least(self._uploads, len(vector))
         self._results = self._at_least(self._results, _PREDICTIONS + samples)
         if len(vector):
             self._device.write(self._uploads.slice_rows(0, len(vector)), vector)
-        sizes = [4 * len(micro.vector) for micro in micros]
-        return [sum(sizes[:number]) for number in range(len(sizes))]
 
     def _at_least(self, array: Array, words: int) -> Array:
         if array.size >= words:
@@ -162,7 +197,3 @@ class Engine:
             source.buffer, source.offset, self._results.buffer, place, count
         )
         self._device.submit(encoder)
-
-
-def _do_nothing(_encoder: Any, _segment: str) -> None:
-    pass

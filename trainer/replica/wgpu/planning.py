@@ -10,8 +10,8 @@ from typing import cast
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.layout import GradientLayout
-from trainer.planning.replica import can_stream, suggest_smaller
-from trainer.planning.resident_layers import choose_resident, resolve_resident
+from trainer.planning.replica import GROUP_TOKENS, can_stream, suggest_smaller
+from trainer.planning.resident_layers import choose_group, resolve_resident
 from trainer.planning.vulkan import USABLE, plan_vulkan_memory
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.microbatch import MicroBatchLimit
@@ -39,6 +39,8 @@ class ReplicaPlan:
     """Keep layer inputs and compute the rest twice."""
     resident: int | None
     """Layers whose frozen linears stay on the device; None: all."""
+    group_tokens: int
+    """The most tokens of a group, which runs layer by layer; it has at least one micro-batch."""
 
 
 def plan_replica(
@@ -62,6 +64,7 @@ def plan_replica(
     choices = (False, True) if recompute is None else (recompute,)
     layers = read_architecture(model_dir).num_layers
     resident = resolve_resident(config.model.resident, layers, None)
+    longest, waiting = padded_length(config.data.max_seq_len), 0
     for again in choices:
         needed = of(1, recompute=again, resident=resident)
         if there is None or needed.total <= there * USABLE:
@@ -70,25 +73,37 @@ def plan_replica(
         assert there is not None
         if can_stream(config):
 
-            def plan(some: int | None) -> tuple[int | None, MemoryBudget]:
-                return some, of(1, recompute=choices[-1], resident=some)
+            def plan(micros: int, some: int | None) -> tuple[int | None, int, MemoryBudget]:
+                others = 0 if some is None else (micros - 1) * longest
+                return some, others, of(1, recompute=choices[-1], resident=some, waiting=others)
 
-            resident, needed = choose_resident(
-                plan, layers, lambda found: found[1].total <= there * USABLE
+            resident, waiting, needed = choose_group(
+                plan,
+                layers,
+                min(config.training.batch_size, max(1, GROUP_TOKENS // longest)),
+                lambda _, found: found[2].total <= there * USABLE,
+                lambda found: found[0],
             )
         smaller = suggest_smaller(config, resident, recompute=again)
         check_fits(needed, there, device.adapter.name, smaller)
     wanted = config.training.micro_batch_size
     tokens = _max_bindable_tokens(model_dir, config, device)
+    group = 0 if resident is None else GROUP_TOKENS
     if there is not None:
-        one, two = (of(samples, recompute=again, resident=resident).total for samples in (1, 2))
+        total = partial(of, recompute=again, resident=resident)
+        one, two = (total(samples, waiting=waiting).total for samples in (1, 2))
         spare = max(0, int(there * USABLE) - one)  # for what further samples take
         fitting = 1 + spare // max(1, two - one)
-        tokens = min(tokens, fitting * padded_length(config.data.max_seq_len))
+        tokens = min(tokens, fitting * longest)
+        if resident is not None:
+            samples = max(1, min(tokens // longest, _UNBOUNDED if wanted == "auto" else wanted))
+            alone, more = (total(samples, waiting=others).total for others in (0, longest))
+            spare = max(0, int(there * USABLE) - alone)
+            group = longest * (samples + spare // (more - alone))
     limit = (
         MicroBatchLimit(_UNBOUNDED, tokens) if wanted == "auto" else MicroBatchLimit(wanted, tokens)
     )
-    return ReplicaPlan(needed, limit, again, resident)
+    return ReplicaPlan(needed, limit, again, resident, group)
 
 
 def plan_memory(
@@ -100,11 +115,13 @@ def plan_memory(
     recompute: bool,
     evaluates: bool = False,
     resident: int | None = None,
+    waiting: int = 0,
 ) -> MemoryBudget:
     """Return the memory of a replica whose micro-batches hold `samples` of the longest samples.
 
     Args:
         resident: layers whose frozen linears stay; None: those of `model.resident`.
+        waiting: tokens of the other micro-batches of a group.
     """
     model = read_architecture(model_dir)
     parts = plan_vulkan_memory(
@@ -115,6 +132,7 @@ def plan_memory(
         recompute=recompute,
         evaluates=evaluates,
         resident=resident,
+        waiting=waiting,
     )
     return MemoryBudget(cast("dict[Purpose, int]", parts))
 

@@ -1,19 +1,16 @@
-"""Recordings of a model by shape of micro-batch, made at first use and run in small parts."""
+"""Recordings of a model by shape of micro-batch, made at first use."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from trainer.replica.wgpu.batch import Bucket, PackedBatch
+from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import MemoryPool
-from trainer.replica.wgpu.layers.decoder import Decoder
+from trainer.replica.wgpu.layers.decoder import Decoder, Parts
 from trainer.replica.wgpu.layers.head import LossSums
-from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 
 _KEPT = 32
 """Cached recordings; their bind groups take host memory, their arrays share one pool."""
@@ -30,6 +27,9 @@ class Recording:
     """u32 `[B]`, of an evaluated classifier."""
     table: Array
     """The embedding, or `[M, D]` for the rows of its tokens."""
+    parts: Parts
+    rows: int
+    """M, the tokens of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,21 @@ class RecordingSettings:
     bucket: Bucket
     training: bool
     keep: bool
+    waits: bool
+    """Values that a part leaves for later ones wait in memory of their own."""
 
 
 class Recordings:
     """All recordings of one model; they share a pool, since only one runs at a time."""
 
-    def __init__(self, decoder: Decoder, pool: MemoryPool, sums: LossSums, *, keep: bool) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: MemoryPool, sums: LossSums, *, keep: bool, waits: bool
+    ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._sums = sums
         self._keep = keep
+        self._waits = waits
         self._made: OrderedDict[RecordingSettings, Recording] = OrderedDict()
 
     def get(self, bucket: Bucket, *, training: bool) -> Recording:
@@ -57,7 +62,7 @@ class Recordings:
         Raises:
             DeviceError: there is no memory for it.
         """
-        settings = RecordingSettings(bucket, training, self._keep)
+        settings = RecordingSettings(bucket, training, self._keep, self._waits)
         if settings not in self._made:
             self._made[settings] = make_recording(self._decoder, self._pool, self._sums, settings)
             if len(self._made) > _KEPT:
@@ -79,52 +84,16 @@ def make_recording(
     table = decoder.take_table(pool, bucket.rows)
     predictions = None
     if settings.training:
-        decoder.record_training(graph, pool, bucket, vector, table, sums, settings.keep)
+        keep, waits = settings.keep, settings.waits
+        parts = decoder.record_training(
+            graph, pool, bucket, vector, table, sums, keep=keep, waits=waits
+        )
     else:
         if bucket.classify:
             predictions = pool.take((bucket.samples,), "u32", purpose="input")
-        decoder.record_evaluation(graph, pool, bucket, vector, table, sums, predictions)
+        parts = decoder.record_evaluation(graph, pool, bucket, vector, table, sums, predictions)
         if predictions is not None:
             pool.give_back(predictions)
     decoder.give_table_back(pool, table)
     pool.give_back(vector)
-    return Recording(graph, vector, predictions, table)
-
-
-Encoder = Any
-"""A wgpu command encoder."""
-
-
-def submit_recording(
-    recording: Recording,
-    packed: PackedBatch,
-    before: Callable[[Encoder], None],
-    after: Callable[[Encoder, str], None],
-    uploads: LayerUploads | None = None,
-) -> None:
-    """Submit a recording layer by layer, without chunks of targets that are empty.
-
-    Some systems consider a device hung that is busy for seconds with one submission.
-
-    Args:
-        before: may encode before the first dispatch.
-        after: may encode after a segment, in the same submission; gets its name.
-        uploads: writes the layers that are not resident; the recording was announced to it.
-    """
-    graph = recording.graph
-    device = graph.device
-    assert device is not None, "a plan cannot run"
-    first = True
-    for name in graph.segments:
-        part, _, number = name.partition(".")
-        if part == "head" and int(number) >= max(1, packed.chunks):
-            continue
-        if uploads is not None:
-            uploads.write_layer(name)
-        encoder = device.create_encoder()
-        if first:
-            before(encoder)
-            first = False
-        graph.encode(encoder, *graph.find_segment(name))
-        after(encoder, name)
-        device.submit(encoder)
+    return Recording(graph, vector, predictions, table, parts, bucket.rows)

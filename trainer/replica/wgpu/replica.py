@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.planning.resident_layers import describe_residents
+from trainer.planning.vulkan import SLOTS
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import split_by_length
@@ -24,9 +26,9 @@ from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
+from trainer.replica.wgpu.layer_major import Member
 from trainer.replica.wgpu.loaded_model import load_model
 from trainer.replica.wgpu.planning import plan_replica
-from trainer.replica.wgpu.recordings import Recording
 from trainer.replica.wgpu.weights.slots import Slots
 from trainer.system.errors import InputError
 
@@ -78,8 +80,9 @@ class WgpuReplica:
         )
         """How many layers of the base stay on the device, in words; empty if all do."""
         self._readback = Readback(device, self._loaded.slots, self._loaded.gradients)
-        self.limit = planned.limit
-        """The limit of a micro-batch; shrinks if the device runs out of memory."""
+        self.limit, self.group_tokens = planned.limit, planned.group_tokens
+        """The limits of a micro-batch and of a group, which shrink if the device runs out of
+        memory."""
 
     def write_trainable(self, flat: np.ndarray) -> None:
         """Copy fp32 `[layout.size]` into the trainable weights."""
@@ -95,13 +98,18 @@ class WgpuReplica:
         """
         start = time.monotonic()
         shares = self._loss_weights(batch, alpha)
-        _, micros, recordings = self._prepare_recordings(batch, shares, training=True)
+        _, micros, groups = self._prepare_groups(batch, shares, training=True)
         self._device.clear(self._loaded.gradients)
-        self._engine.start_microbatches(micros, recordings, self._copy_block)
-        if not micros:
-            self._readback.submit_all()
-        for index, gradient in self._readback.iter_blocks():
-            on_block(index, gradient)
+        try:
+            for part in self._engine.submit_parts(groups, self._copy_blocks):
+                self._readback.map_blocks(self._list_final(part))
+                if self._loaded.uploads is not None:
+                    self._readback.hand_out(on_block, ahead=SLOTS)
+            if not groups:
+                self._readback.submit_all()
+            self._readback.hand_out(on_block)
+        finally:
+            self._readback.cancel()
         weight = sum(micro.weight for micro in micros)
         tokens = sum(len(sample.input_ids) for sample in batch)
         result = self._engine.wait_for_result()
@@ -114,8 +122,9 @@ class WgpuReplica:
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run only the forward pass; see `Replica.evaluate`."""
-        order, micros, recordings = self._prepare_recordings(batch, None, training=False)
-        self._engine.start_microbatches(micros, recordings)
+        order, micros, groups = self._prepare_groups(batch, None, training=False)
+        for _ in self._engine.submit_parts(groups):
+            pass
         result = self._engine.wait_for_result()
         weight = sum(micro.weight for micro in micros)
         classes = self._config.num_classes
@@ -148,36 +157,42 @@ class WgpuReplica:
         alpha = distillation.alpha if alpha is None else alpha
         return (1 - alpha, alpha * distillation.temperature**2) if alpha else None
 
-    def _copy_block(self, encoder: Any, segment: str) -> None:
-        """Encode the copy of a layer's gradient after its backward, of the others at the end."""
-        part, _, number = segment.partition(".")
-        for block in self.layout.blocks:
-            if part == "backward":
-                ready = block.name == f"layers.{number}"
-            else:
-                ready = part == "embedding" and not block.is_layer
-            if ready:
-                self._readback.encode(encoder, block.index)
+    def _copy_blocks(self, encoder: Any, part: str) -> None:
+        for index in self._list_final(part):
+            self._readback.encode(encoder, index)
 
-    def _prepare_recordings(
+    def _list_final(self, part: str) -> list[int]:
+        """Return the blocks that leave after a part: its layer's, and the others at the end."""
+        name, _, number = part.partition(".")
+        layer = f"layers.{number}" if name == "backward" else None
+        return [
+            index
+            for index in self.layout.send_order
+            if (block := self.layout.blocks[index]).name == layer
+            or (part == "embedding" and not block.is_layer)
+        ]
+
+    def _prepare_groups(
         self, batch: Sequence[Encoded], shares: tuple[float, float] | None, *, training: bool
-    ) -> tuple[list[int], list[PackedBatch], list[Recording]]:
-        """Return the samples' order, micro-batches and recordings, smaller ones if memory is short.
+    ) -> tuple[list[int], list[PackedBatch], list[list[Member]]]:
+        """Return the samples' order, micro-batches and groups, smaller ones if memory is short.
 
         Raises:
             InputError: not even one sample fits.
         """
         lengths = [padded_length(len(sample.input_ids)) for sample in batch]
         while True:
-            groups = split_by_length(lengths, self.limit)
+            split = split_by_length(lengths, self.limit)
             weights = self._config.training.class_weights if training else None
             micros = [
-                pack_samples([batch[index] for index in group], shares, weights) for group in groups
+                pack_samples([batch[index] for index in some], shares, weights) for some in split
             ]
             try:
-                recordings = self._engine.prepare_recordings(micros, training=training)
+                groups = self._engine.prepare_groups(micros, self.group_tokens, training=training)
             except OutOfMemoryError as error:
                 buckets = [micro.bucket for micro in micros]
+                if self._shrink_group([bucket.rows for bucket in buckets]):
+                    continue
                 several = [bucket for bucket in buckets if bucket.samples > 1]
                 largest = max(several or buckets, key=lambda bucket: bucket.rows)
                 smaller = self.limit.halve_limit(largest.samples, largest.rows)
@@ -189,7 +204,20 @@ class WgpuReplica:
                 self.limit = smaller
                 self._engine.free_memory()
             else:
-                return [index for group in groups for index in group], micros, recordings
+                return [index for some in split for index in some], micros, groups
+
+    def _shrink_group(self, rows: Sequence[int]) -> bool:
+        """Halve the tokens of a group; return whether there was more than one micro-batch in one.
+
+        Args:
+            rows: tokens of each micro-batch.
+        """
+        together = min(self.group_tokens, sum(rows))
+        if self._loaded.uploads is None or together <= max(rows):
+            return False
+        self.group_tokens = together // 2
+        self._engine.free_memory()
+        return True
 
 
 class Readback:
@@ -205,6 +233,8 @@ class Readback:
         self._blocks = blocks
         usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
         self._staging = [device.create_buffer(block.nbytes, usage) for block in blocks]
+        self._mapping: deque[tuple[int, Callable[[], memoryview]]] = deque()
+        """The blocks on their way, each with what waits for it."""
 
     def encode(self, encoder: Any, index: int) -> None:
         """Encode the copy of a final block."""
@@ -217,20 +247,25 @@ class Readback:
         for index in range(len(self._blocks)):
             self.encode(encoder, index)
         self._device.submit(encoder)
+        self.map_blocks(self._slots.layout.send_order)
 
-    def iter_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield index and gradient, fp32 `[block.size]`, in the layout's order of sending.
+    def map_blocks(self, indices: Iterable[int]) -> None:
+        """Begin to map blocks whose copies were submitted; they are handed out in this order."""
+        for index in indices:
+            self._mapping.append((index, self._device.map_submitted(self._staging[index])))
 
-        Waits for each copy in turn; `encode` must have been submitted for all.
-        """
-        for index in self._slots.layout.send_order:
-            staging = self._staging[index]
-            with self._device.raise_device_errors():
-                staging.map_sync(wgpu.MapMode.READ)
+    def hand_out(self, on_block: OnBlock, ahead: int = 0) -> None:
+        """Wait for all mapped blocks but the last `ahead`, each in turn."""
+        while len(self._mapping) > ahead:
+            index, wait = self._mapping.popleft()
             try:
-                size = self._blocks[index].nbytes
-                mapped: Any = staging.read_mapped(0, size, copy=False)
-                gradient = self._slots.unpad_block(index, np.frombuffer(mapped, np.float32))
+                mapped = np.frombuffer(wait(), np.float32)
+                gradient = self._slots.unpad_block(index, mapped[: self._blocks[index].size])
             finally:
-                staging.unmap()
-            yield index, gradient
+                self._device.unmap_buffer(self._staging[index])
+            on_block(index, gradient)
+
+    def cancel(self) -> None:
+        """Hand out no more of this step."""
+        while self._mapping:
+            self._device.unmap_buffer(self._staging[self._mapping.popleft()[0]])

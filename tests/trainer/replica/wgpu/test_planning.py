@@ -21,6 +21,7 @@ from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool, Purpose
+from trainer.replica.wgpu.layer_major import WaitingMemory
 from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
 from trainer.replica.wgpu.layers.head import LossSums
 from trainer.replica.wgpu.planning import plan_memory, plan_replica
@@ -94,10 +95,15 @@ def recorded(
     sums = LossSums(Array(None, (1,)), Array(None, (1,)), Array(None, (1,), "u32"))
     entries = PLANNED_ENTRIES if config.distillation else 0
     bucket = Bucket(samples, length, config.task == "classify", entries)
-    make_recording(
-        decoder, pool, sums, RecordingSettings(bucket, training=True, keep=not recompute)
-    )
-    return pool.report_budget().parts
+    waits = isinstance(config.model.resident, int)
+    settings = RecordingSettings(bucket, training=True, keep=not recompute, waits=waits)
+    recording = make_recording(decoder, pool, sums, settings)
+    parts = pool.report_budget().parts
+    if waits:
+        memory = WaitingMemory(None)
+        memory.reserve_rows(2 * bucket.rows, recording)
+        parts |= memory.pool.report_budget().parts
+    return parts
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
@@ -125,8 +131,14 @@ def test_the_plan_is_the_recording_to_the_byte(
     folder = write_hollow(tmp_path, tree)
     config = tiny.config(folder, **settings)
     for samples, recompute in ((1, False), (3, True)):
+        waiting = samples * padded_length(config.data.max_seq_len)
         planned = plan_memory(
-            folder, config, build_layout(folder, config), samples, recompute=recompute
+            folder,
+            config,
+            build_layout(folder, config),
+            samples,
+            recompute=recompute,
+            waiting=waiting,
         )
         assert planned.parts == recorded(folder, config, samples, recompute=recompute)
 

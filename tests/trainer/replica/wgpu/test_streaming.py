@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import os
@@ -39,7 +40,11 @@ CASES = [
     ("llama", "freeze-a", "nf4", 0),
     ("llama", "classify", "nf4 of bf16", 3),
 ]
-WAYS = covering((*case, recompute) for case in CASES for recompute in (True, False))
+GROUPS = {"all": 1 << 20, "two": 2 * 2 * 48, "one": 0}
+"""Most tokens of a group; a micro-batch has at most two rows of 48 tokens."""
+WAYS = covering(
+    (*case, recompute, group) for case in CASES for recompute in (True, False) for group in GROUPS
+)
 
 
 def uploads_of(replica: WgpuReplica) -> LayerUploads:
@@ -48,10 +53,18 @@ def uploads_of(replica: WgpuReplica) -> LayerUploads:
     return uploads
 
 
-@pytest.mark.parametrize(("family", "task", "form", "resident", "recompute"), WAYS)
+@pytest.mark.parametrize(("family", "task", "form", "resident", "recompute", "group"), WAYS)
 def test_losses_gradients_and_weights_are_those_of_the_resident_run(
-    device: Device, tiny: Tiny, family: str, task: str, form: str, resident: int, recompute: bool
+    device: Device,
+    tiny: Tiny,
+    family: str,
+    task: str,
+    form: str,
+    resident: int,
+    recompute: bool,
+    group: str,
 ) -> None:
+    """The resident run has three micro-batches, one after the other."""
     dtype, stored = FORMATS[form]
     folder = tiny.model(family, dtype=dtype, num_hidden_layers=LAYERS)
     settings: dict[str, Any] = TASKS[task] | stored
@@ -61,6 +74,7 @@ def test_losses_gradients_and_weights_are_those_of_the_resident_run(
     batch = taught(batch, rest=False) if task == "distillation" else batch
     whole = train(*tiny.wgpu(device, folder, **settings, model__resident="all"), batch)
     replica, weights = tiny.wgpu(device, folder, **settings, model__resident=resident)
+    replica.group_tokens = GROUPS[group]
     assert train(replica, weights, batch) == whole
     assert len(uploads_of(replica)._order) == LAYERS - resident
 
@@ -85,17 +99,66 @@ def test_layers_that_do_not_stay_have_the_memory_of_two(
     assert taken[3] == taken["all"], "two layers have the memory of two"
 
 
-def test_no_layer_is_read_twice_in_one_direction(device: Device, tiny: Tiny) -> None:
+@pytest.mark.parametrize("group", ["all", "one"])
+def test_a_group_uploads_a_layer_once_in_each_direction(
+    device: Device, tiny: Tiny, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tiny.model(num_hidden_layers=LAYERS)
     replica, _ = tiny.wgpu(
         device, folder, task="causal-lm", model__resident=0, training__micro_batch_size=2
     )
-    feed, batch = uploads_of(replica).feed, tiny.batch(4, "causal-lm")
+    replica.group_tokens = GROUPS[group]
+    uploads, batch = uploads_of(replica), tiny.batch(6, "causal-lm")
+    written: list[int] = []
+    hold = uploads.feed.hold
+
+    def hold_and_count(layer: int, following: int | None) -> int:
+        written.append(layer)
+        return hold(layer, following)
+
+    monkeypatch.setattr(uploads.feed, "hold", hold_and_count)
     gradient(replica, batch[:2])
     # At each turn both slots still have the layers that are needed first; one more is on its way.
-    assert feed.reads == LAYERS + LAYERS - 2 + 1
+    forward, backward = [*range(LAYERS)], [*reversed(range(LAYERS - 2))]
+    assert written == forward + backward
+    assert uploads.feed.reads == len(written) + 1
+    written.clear()
     gradient(replica, batch)
-    assert feed.reads == LAYERS + LAYERS - 2 + 1 + 2 * 2 * (LAYERS - 2)
+    passes = {"all": 1, "one": 3}[group]
+    assert written == (forward[2:] + backward) * passes
+    assert uploads.feed.reads == 2 * LAYERS - 1 + len(written)
+
+
+def test_gradients_leave_at_the_turn_of_their_layer(device: Device, tiny: Tiny) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    replica, _ = tiny.wgpu(
+        device, folder, task="causal-lm", model__resident=0, training__micro_batch_size=2
+    )
+    left: list[int] = []
+    feed, batch = uploads_of(replica).feed, tiny.batch(6, "causal-lm")
+    gradient(replica, batch)
+    started = feed.reads
+    replica.forward_backward(batch, lambda index, _: left.append(feed.reads - started))
+    reads = feed.reads - started
+    # The last two leave after all reads, and one layer is read ahead.
+    assert left[0] < left[1] < left[2] <= reads
+    assert left[-2:] == [reads, reads]
+
+
+def test_memory_of_a_group_is_that_of_the_plan(device: Device, tiny: Tiny) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    settings: dict[str, Any] = {"task": "causal-lm", "data__max_seq_len": 48}
+    settings |= {"training__micro_batch_size": 1, "training__gradient_checkpointing": True}
+    longest = next(each for each in tiny.batch(50, "causal-lm") if len(each.input_ids) > 32)
+    layout = build_layout(folder, config := tiny.config(folder, **settings, model__resident=0))
+    for count in (1, 3):
+        replica, _ = tiny.wgpu(device, folder, **settings, model__resident=0)
+        gradient(replica, [longest] * count)
+        waiting = 48 * (count - 1)
+        planned = plan_memory(folder, config, layout, 1, recompute=True, waiting=waiting)
+        memory = replica._engine._waiting
+        assert memory is not None
+        assert memory.pool.report_budget().parts["waiting"] == planned.parts["waiting"]
 
 
 def test_answers_are_those_of_the_resident_model(device: Device, tiny: Tiny) -> None:
@@ -174,7 +237,9 @@ def test_the_host_is_two_layers_ahead_of_the_device_at_most(
 
         return count_waits
 
-    monkeypatch.setattr(device, "mark_submitted", count_marks)
+    own = copy.copy(device)  # readbacks of gradients are marked, too
+    monkeypatch.setattr(own, "mark_submitted", count_marks)
+    monkeypatch.setattr(uploads_of(replica), "_device", own)
     write = device.handle.queue.write_buffer
 
     def count_ahead(*given: Any) -> None:
@@ -193,7 +258,7 @@ def test_memory_decides_how_many_layers_stay(
 ) -> None:
     folder = tiny.model(num_hidden_layers=LAYERS)
     settings: dict[str, Any] = {"task": "causal-lm", "data__max_seq_len": 64}
-    settings |= {"training__micro_batch_size": 1}
+    settings |= {"training__micro_batch_size": 1, "training__batch_size": 1}
     batch = tiny.batch(2, "causal-lm")
     found = gradient(tiny.wgpu(device, folder, **settings)[0], batch)[0]
     layout = build_layout(folder, config := tiny.config(folder, **settings))
@@ -201,6 +266,13 @@ def test_memory_decides_how_many_layers_stay(
         needed = plan_memory(folder, config, layout, 1, recompute=True, resident=resident).total
         free = math.ceil(needed / USABLE)
         monkeypatch.setattr(planning, "measure_available_memory", lambda _, free=free: free)
+        if (
+            resident == 2
+        ):  # three samples wait in the memory of two layers, so that a step reads less
+            grouped = tiny.wgpu(device, folder, **settings | {"training__batch_size": 4})[0]
+            assert grouped.residents == describe_residents(0, LAYERS)
+            assert grouped.group_tokens == 4 * 64
+            assert np.array_equal(gradient(grouped, batch)[0], found)
         replica, _ = tiny.wgpu(device, folder, **settings)
         stays = "" if resident is None else describe_residents(resident, LAYERS)
         assert replica.residents == stays

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import wgpu
@@ -46,6 +47,16 @@ _KINDS: tuple[tuple[str, type[DeviceError]], ...] = (
     ("device is lost", LostError),
 )
 """wgpu-py has types for these, but raises validation errors; the texts are wgpu's own."""
+
+
+_NUMBERS = itertools.count(1)
+_map_states: dict[int, int] = {}
+"""Results of `map_submitted`, by the number of each."""
+
+
+@_native.ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")
+def _put_state(state: int, _message: Any, number: Any, _other: Any) -> None:
+    _map_states[int(_native.ffi.cast("uintptr_t", number))] = state
 
 
 class Device:
@@ -147,6 +158,33 @@ class Device:
             # A lost device is reported here; submitting to it would abort the process.
             commands = encoder.finish()
             self.handle.queue.submit([commands])
+
+    def map_submitted(self, buffer: wgpu.GPUBuffer) -> Callable[[], memoryview]:
+        """Begin to map a buffer; return what waits until what was submitted has been computed.
+
+        It returns the buffer's bytes, until `unmap_buffer`. wgpu-py's own call waits for what is
+        submitted later, too.
+        """
+        lib, ffi = _native.lib, _native.ffi
+        wait, number = self.mark_submitted(), next(_NUMBERS)
+        info = ffi.new("WGPUBufferMapCallbackInfo *")
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, _put_state
+        info.userdata1 = ffi.cast("void *", number)
+        handle, size = cast("Any", buffer)._internal, buffer.size
+        lib.wgpuBufferMapAsync(handle, lib.WGPUMapMode_Read, 0, size, info[0])
+
+        def wait_until_mapped() -> memoryview:
+            wait()
+            if _map_states.pop(number, None) != lib.WGPUMapAsyncStatus_Success:
+                raise DeviceError(f"{self.adapter.name}: cannot map a buffer")
+            pointer = lib.wgpuBufferGetConstMappedRange(handle, 0, size)
+            return memoryview(ffi.buffer(pointer, size))
+
+        return wait_until_mapped
+
+    def unmap_buffer(self, buffer: wgpu.GPUBuffer) -> None:
+        """End what `map_submitted` began."""
+        _native.lib.wgpuBufferUnmap(cast("Any", buffer)._internal)
 
     def mark_submitted(self) -> Callable[[], None]:
         """Return what waits until all that was submitted before this call has been computed.

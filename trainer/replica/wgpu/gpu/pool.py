@@ -23,7 +23,15 @@ from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
 Purpose = Literal[
-    "frozen", "trainable", "gradients", "checkpoints", "activations", "logits", "workspace", "input"
+    "frozen",
+    "trainable",
+    "gradients",
+    "checkpoints",
+    "waiting",
+    "activations",
+    "logits",
+    "workspace",
+    "input",
 ]
 
 

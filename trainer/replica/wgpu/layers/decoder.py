@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.lora import LINEARS
@@ -66,6 +66,21 @@ class Tensors:
         return Lora(*self.find_matrix(a), Trainable(self.weights[b], self.gradients.get(b)), scale)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a recording, such as the forward of a layer."""
+
+    segments: list[str]
+    taken: dict[str, Array] = field(default_factory=dict[str, Array])
+    """Values that it has from parts before, by name."""
+    left: dict[str, Array] = field(default_factory=dict[str, Array])
+    """Values that it leaves for later parts."""
+
+
+Parts = dict[str, Part]
+"""By name and in order: `embed`, `forward.N`, `head`, and in training `backward.N`, `embedding`."""
+
+
 class Decoder:
     """The model on a device; records forwards and backwards.
 
@@ -124,8 +139,10 @@ class Decoder:
         vector: Array,
         table: Array,
         sums: LossSums,
+        *,
         keep: bool,
-    ) -> None:
+        waits: bool,
+    ) -> Parts:
         """Record a micro-batch, forward and backward; gradients are `+=`.
 
         Segments: `embed`, `forward.N`, `head.N` for each chunk of targets, `backward.N` and
@@ -134,24 +151,35 @@ class Decoder:
         Args:
             table: of `take_table`.
             keep: hold every layer's activations; else only its input, and compute the rest twice.
+            waits: what a part leaves waits elsewhere, so the recording has memory for one layer.
         """
         shape = self._layer_shape(bucket)
-        rows, hidden = bucket.rows, self.architecture.hidden_size
-        stream = [
-            pool.take((rows, hidden), purpose="checkpoints") for _ in range(len(self.layers) + 1)
-        ]
-        shared = None if keep else Activations.take(pool, shape)
+        layers, size = len(self.layers), (bucket.rows, self.architecture.hidden_size)
+        if waits:
+            inputs = [pool.take(size, purpose="activations") for _ in range(2)]
+        else:
+            inputs = [pool.take(size, purpose="checkpoints") for _ in range(layers + 1)]
+        stream = [inputs[number % len(inputs)] for number in range(layers + 1)]
+        shared = Activations.take(pool, shape) if waits or not keep else None
         kept = [shared or Activations.take(pool, shape) for _ in self.layers]
         ids = bucket.slice_vector(vector, "ids")
 
+        def name_kept(number: int) -> dict[str, Array]:
+            arrays = kept[number].list_arrays() if keep else []
+            return {f"kept.{number}.{place}": array for place, array in enumerate(arrays)}
+
+        last = f"hidden.{layers}"  # later the gradient of these hidden states, and of those before
+        parts = {"embed": Part(["embed"], left={"hidden.0": stream[0]})}
         graph.begin_segment("embed")
         embed_tokens(graph, table, ids, stream[0])
         for number, weights in enumerate(self.layers):
-            graph.begin_segment(f"forward.{number}")
-            decoder_layer.forward(
-                graph, pool, weights, shape, kept[number], stream[number], stream[number + 1]
-            )
-        dx = pool.take((rows, hidden), purpose="activations")
+            name, x, y = f"forward.{number}", stream[number], stream[number + 1]
+            graph.begin_segment(name)
+            decoder_layer.forward(graph, pool, weights, shape, kept[number], x, y)
+            left = {f"hidden.{number + 1}": y} | name_kept(number)
+            parts[name] = Part([name], {f"hidden.{number}": x}, left)
+        dx = pool.take(size, purpose="activations")
+        parts["head"] = _head_part(bucket, {last: stream[-1]}, {last: dx})
         for chunk in range(bucket.chunks):
             graph.begin_segment(f"head.{chunk}")
             if chunk == 0:
@@ -159,11 +187,14 @@ class Decoder:
             targets = self._chunk_targets(bucket, vector, chunk)
             self.head.loss(graph, pool, stream[-1], targets, sums, dx=dx)
         for number in reversed(range(len(self.layers))):
-            graph.begin_segment(f"backward.{number}")
+            name, taken = f"backward.{number}", {f"hidden.{number}": stream[number], last: dx}
+            graph.begin_segment(name)
+            parts[name] = Part([name], taken | name_kept(number), {last: dx})
             weights = self.layers[number]
             if not keep:
                 decoder_layer.recompute(graph, pool, weights, shape, kept[number], stream[number])
             decoder_layer.backward(graph, pool, weights, shape, kept[number], stream[number], dx)
+        parts["embedding"] = Part(["embedding"], {last: dx})
         graph.begin_segment("embedding")
         mark_non_finite(graph, dx, sums.flag)
         if self._embedding_gradient is not None:
@@ -171,10 +202,11 @@ class Decoder:
                 bucket.slice_vector(vector, name) for name in ("unique", "starts", "order")
             )
             embedding_gradient(graph, dx, unique, starts, order, self._embedding_gradient)
-        for array in (*stream, dx):
+        for array in (*inputs, dx):
             pool.give_back(array)
         for activations in [shared] if shared else kept:
             activations.give_back(pool)
+        return parts
 
     def record_evaluation(
         self,
@@ -185,7 +217,7 @@ class Decoder:
         table: Array,
         sums: LossSums,
         predictions: Array | None,
-    ) -> None:
+    ) -> Parts:
         """Record a micro-batch, forward alone.
 
         Segments: `embed`, `forward.N`, `head.N`. predictions u32 `[B]` for a classifier.
@@ -194,12 +226,16 @@ class Decoder:
         size = (bucket.rows, self.architecture.hidden_size)
         x, y = (pool.take(size, purpose="activations") for _ in range(2))
         kept = Activations.take(pool, shape)
+        parts = {"embed": Part(["embed"], left={"hidden.0": x})}
         graph.begin_segment("embed")
         embed_tokens(graph, table, bucket.slice_vector(vector, "ids"), x)
         for number, weights in enumerate(self.layers):
-            graph.begin_segment(f"forward.{number}")
+            name = f"forward.{number}"
+            graph.begin_segment(name)
             decoder_layer.forward(graph, pool, weights, shape, kept, x, y)
+            parts[name] = Part([name], {"hidden.0": x}, {"hidden.0": y})
             x, y = y, x
+        parts["head"] = _head_part(bucket, {"hidden.0": x}, {})
         for chunk in range(bucket.chunks):
             graph.begin_segment(f"head.{chunk}")
             targets = self._chunk_targets(bucket, vector, chunk)
@@ -207,6 +243,7 @@ class Decoder:
         for array in (x, y):
             pool.give_back(array)
         kept.give_back(pool)
+        return parts
 
     def _chunk_targets(self, bucket: Bucket, vector: Array, chunk: int) -> Targets:
         """Return the windows of one chunk of targets."""
@@ -235,6 +272,10 @@ class Decoder:
             bucket.samples, model.num_heads, model.num_kv_heads, bucket.length, model.head_dim
         )
         return Shape(attention, model.hidden_size, model.intermediate_size, self.eps, self.rope)
+
+
+def _head_part(bucket: Bucket, taken: dict[str, Array], left: dict[str, Array]) -> Part:
+    return Part([f"head.{chunk}" for chunk in range(bucket.chunks)], taken, left)
 
 
 def _make_layer(tensors: Tensors, number: int, lora_scale: float, *, rotates: bool) -> Layer:

@@ -88,11 +88,15 @@ class Activations:
     up: Array
     """`[M, F]`."""
 
+    def list_arrays(self) -> list[Array]:
+        """Return all of them."""
+        values: list[Array | tuple[Array, Array]] = [*vars(self).values()]
+        return [part for each in values for part in (each if isinstance(each, tuple) else (each,))]
+
     def give_back(self, pool: MemoryPool) -> None:
         """Give the memory back."""
-        for array in vars(self).values():
-            for part in array if isinstance(array, tuple) else (array,):
-                pool.give_back(part)
+        for array in self.list_arrays():
+            pool.give_back(array)
 
     @classmethod
     def take(cls, pool: MemoryPool, shape: Shape) -> Activations:
