@@ -17,7 +17,7 @@ import numpy as np
 from trainer.system.errors import ProtocolError
 
 MAGIC = b"MTLY"
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 MAX_CONTROL = 64 * 1024
 """Bytes of the largest control message, and of anything before a peer is admitted."""
 MAX_PAYLOAD = 1024 * 1024
