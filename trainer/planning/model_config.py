@@ -40,8 +40,10 @@ _INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder
 """Names of the number of attention heads, and of the columns between the MLP's products."""
 _ROTATED = ("rope", "rotary", "alibi")
 """Begin keys of models without a table of positions."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """The families' names of the number of experts in a layer."""
+_ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+"""Those of the number that a token passes through."""
 _PROJECTED = {"q_proj", "k_proj", "v_proj"}
 
 
@@ -184,7 +186,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         gated=gated,
         tied=bool(tree.get("tie_word_embeddings")),
         experts=experts,
-        active_experts=read_size("num_experts_per_tok", default=1) if experts > 1 else 1,
+        active_experts=read_size(*_ACTIVE, default=1) if experts > 1 else 1,
         dense_layers=read_size("first_k_dense_replace", default=0) if experts > 1 else 0,
         dense_inner=inner if experts > 1 and tree.get("first_k_dense_replace") else 0,
         shared_inner=shared if experts > 1 else 0,

@@ -10,22 +10,32 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    rename_source_key,
+)
 from transformers.pytorch_utils import Conv1D
 
-from trainer.model.expert_parameters import ROUTED, find_expert_slice
-from trainer.model.family import Family
+from trainer.model.expert_parameters import ROUTED
 from trainer.model.safetensors_headers import TensorHeader, read_headers
-from trainer.model.tensor_names import is_ignored, module_name, stored_family
+from trainer.model.tensor_names import LANGUAGE_KEYS, stored_family
 from trainer.planning.vulkan_buffers import NF4_BLOCK
 from trainer.replica.torch.experts import LayerBytes, ResidentLayer, StoredExperts, attach_experts
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
 from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
 from trainer.system.errors import InputError
+
+_STACKINGS = ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
+"""How transformers stacks experts: one matrix of each, or several below each other."""
 
 
 class PublishedWeights:
@@ -50,14 +60,9 @@ class PublishedWeights:
     ) -> None:
         self._model_dir, self._dtype, self._device, self._nf4 = model_dir, dtype, device, nf4
         self._streamed, self._reads_rows = streamed, reads_rows and bool(streamed)
-        headers = read_headers(model_dir)
-        self._family = stored_family(model_dir, headers)
-        self._headers = {
-            self._family.parameter_name(module_name(name, self._family)): header
-            for name, header in headers.items()
-            if not is_ignored(name, self._family)
-        }
-        self._stacked = _stack_tensors(self._family, self._headers)
+        self._headers = read_headers(model_dir)
+        self._family = stored_family(model_dir, self._headers)
+        self._stacked: dict[str, list[list[str]]] = {}
         stem = re.escape(f"{self._family.backbone}.{self._family.layers}")
         self._layer = re.compile(rf"{stem}\.(\d+)\.")
         # Blocks of NF4 lie along rows of the product, which Conv1D stores as columns.
@@ -66,8 +71,8 @@ class PublishedWeights:
         self._experts: dict[str, dict[str, nn.Parameter]] = {}
         """Parameters that stack experts, by module and name."""
         self._embedding = ""
-        self.names: set[str] = set()
-        """The parameters that the model is made without."""
+        self.names: dict[str, int] = {}
+        """The parameters that the model is made without, with their elements."""
 
     def make_class(self, base: Any) -> Any:
         """Return a class of transformers whose models lack these weights until `fill_model`."""
@@ -104,7 +109,7 @@ class PublishedWeights:
                 )
             attach_experts(module, made)
         if self._embedding:
-            name = f"{self._embedding}.weight"
+            name = self._stacked[f"{self._embedding}.weight"][0][0]
             table = StreamedEmbedding(self._headers[name], name, self._dtype)
             _replace_module(model, self._embedding, table)
 
@@ -112,16 +117,18 @@ class PublishedWeights:
         """Take the weights out of a model that has not been loaded.
 
         Raises:
-            InputError: a streamed layer's are not in the files by their names, or NF4 cannot divide
-                rows of experts.
+            InputError: a streamed layer's are not in the files by their names, most of it is in
+                neither linears nor experts, or NF4 cannot divide rows of experts.
         """
+        renamed = LANGUAGE_KEYS if self._family.inside else None
+        self._stacked = _map_tensors(model, self._headers, renamed)
         embedding, modules = model.get_input_embeddings(), list(model.named_modules())
         for path, module in modules:
             kind, name = type(module), f"{path}.weight"
-            is_table = module is embedding and kind is nn.Embedding and name in self._headers
+            is_table = module is embedding and kind is nn.Embedding and name in self._stacked
             if self._reads_rows and is_table:
                 self._embedding = path
-                self.names.add(name)
+                self.names[name] = module.weight.numel()
                 _replace_module(model, path, _Absent(module.weight, None))
             elif self._is_taken(path) and kind in self._kinds:
                 # A class may use a router's weight itself; it is small, and loaded.
@@ -132,6 +139,29 @@ class PublishedWeights:
                     _replace_module(model, path, _Absent(module.weight, module.bias))
             elif self._is_taken(path) and hasattr(module, "has_gate"):
                 self._take_experts(path, module)
+        if self._streamed:
+            self._check_left(model)
+
+    def _check_left(self, model: Any) -> None:
+        """Check that of layers that are read little else stays than vectors and routers.
+
+        Raises:
+            InputError: it does; names the largest parameter.
+        """
+        left = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
+        sums = [
+            sum(count for name, count in counts.items() if self._is_streamed(name))
+            for counts in (left, self.names)
+        ]
+        if sums[0] > sums[1] or not sums[1]:
+            largest = max(filter(self._is_streamed, left), key=left.__getitem__, default="a layer")
+            raise InputError(
+                f"{self._model_dir}: {largest} is of neither linears nor experts that are read at"
+                " each use; keep all layers resident"
+            )
+
+    def _is_streamed(self, name: str) -> bool:
+        return bool(self._layer.match(name)) and self._find_layer(name) in self._streamed
 
     def _take_experts(self, path: str, module: Any) -> None:
         """Take the stacked matrices out of a module of experts."""
@@ -164,7 +194,7 @@ class PublishedWeights:
                     f"{self._model_dir}: {name} is {parameter.shape[-1]} wide; nf4 of experts needs"
                     f" a multiple of {NF4_BLOCK}: set model.quantization none"
                 )
-        self.names |= parameters.keys()
+        self.names |= {name: each.numel() for name, each in parameters.items()}
         return True
 
     def _is_taken(self, path: str) -> bool:
@@ -181,13 +211,14 @@ class PublishedWeights:
         """Return the one file of all linears and experts in NF4; None if they are as stored."""
         if self._nf4 is None:
             return None
-        every = (part for name in self.names for parts in self._stacked[name] for part in parts)
-        tensors = {part: self._headers[part] for part in every if self._layer.match(part)}
+        names = filter(self._layer.match, self.names)
+        every = (part for name in names for parts in self._stacked[name] for part in parts)
+        tensors = {part: self._headers[part] for part in every}
         through_bf16 = self._dtype == torch.bfloat16
         return open_quantized(self._model_dir, tensors, through_bf16=through_bf16)
 
     def _make_linear(self, stream: LayerStream, path: str, bias: Tensor | None) -> nn.Module:
-        name, layer = f"{path}.weight", self._find_layer(path)
+        name, layer = self._stacked[f"{path}.weight"][0][0], self._find_layer(path)
         header = self._headers[name]
         if layer in self._streamed:
             transposed = self._family.transposed
@@ -220,21 +251,38 @@ class _Absent(nn.Module):
         self.bias = bias
 
 
-def _stack_tensors(
-    family: Family, headers: Mapping[str, TensorHeader]
+def _map_tensors(
+    model: Any, headers: Mapping[str, TensorHeader], renamed: dict[str, str] | None
 ) -> dict[str, list[list[str]]]:
-    """Return the stored tensors of each parameter, by expert and part; of most there is one."""
-    stacked: dict[str, list[list[str]]] = {}
-    places = [(find_expert_slice(family, name), name) for name in headers]
-    for place, name in sorted(places, key=lambda item: (item[0] or ("",), item[1])):
-        if place is None:
-            stacked[name] = [[name]]
+    """Return the stored tensors of each parameter, by expert and part; of most there is one.
+
+    Parameters that transformers makes of several in another way than stacking have none.
+
+    Args:
+        renamed: transformers' `key_mapping`.
+    """
+    transforms = get_model_conversion_mapping(model, renamed)
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    renamings: Any = [each for each in transforms if not isinstance(each, WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    known, places = model.state_dict(), dict[str, dict[tuple[int, int], str]]()
+    for stored in headers:
+        name, pattern = rename_source_key(
+            stored, renamings, converters, model.base_model_prefix, known
+        )
+        if pattern is None:
+            places[name] = {(0, 0): stored}
             continue
-        experts = stacked.setdefault(place.parameter, [])
-        if len(experts) == place.expert:
-            experts.append([])
-        if len(experts) == place.expert + 1:
-            experts[-1].append(name)
+        found = by_pattern[pattern]
+        steps = [(type(each), getattr(each, "dim", None)) for each in found.operations]
+        numbers = re.findall(r"\.(\d+)\.", stored)
+        if steps in _STACKINGS and len(found.target_patterns) == 1 and numbers:
+            place = int(numbers[-1]), found.source_patterns.index(pattern)
+            places.setdefault(name, {})[place] = stored
+    stacked: dict[str, list[list[str]]] = {}
+    for name, parts in places.items():
+        experts = groupby(sorted(parts), key=lambda place: place[0])
+        stacked[name] = [[parts[place] for place in each] for _, each in experts]
     return stacked
 
 

@@ -226,7 +226,9 @@ def test_the_plan_has_what_stays(tiny: Tiny, tied: bool, quantization: str) -> N
         ("olmoe", "o_proj", NF4),
         ("longcat_flash", "o_proj", {"task": "causal-lm"}),
         ("afmoe", "o_proj", {"task": "causal-lm"}),
-        ("falcon", "dense", NF4),
+        *((family, "o_proj", NF4) for family in ("granitemoe", "phimoe")),
+        *((family, "o_proj", {"task": "causal-lm"}) for family in ("ernie4_5_moe", "axk1")),
+        ("gpt_neox", "dense", NF4),
         ("mamba", "dt_proj", {"task": "causal-lm"}),
     ],
 )
@@ -238,6 +240,14 @@ def test_an_unlisted_family_is_read_too(
     own = {**settings, "lora__target_modules": [target], "lora__lora_rank": 4}
     found = [train(*tiny.start(folder, **own, model__resident=each), batch) for each in ("all", 0)]
     assert found[0] == found[1]
+
+
+def test_layers_that_are_in_neither_linears_nor_experts_are_refused(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = write_tiny(tmp_path / "model", "dbrx")
+    with pytest.raises(InputError, match=r"\.w1 is of neither linears nor experts"):
+        tiny.start(folder, task="causal-lm", model__resident=0)
 
 
 def test_rows_that_no_block_ends_are_refused(tiny: Tiny) -> None:
