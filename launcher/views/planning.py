@@ -14,6 +14,7 @@ from trainer.config.exchange import MIN_RING_SIZE
 from trainer.planning.decision import Pick
 from trainer.planning.devices import GIB, count_text, format_gib
 from trainer.planning.exchange_choice import ChosenExchange
+from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption
 from trainer.planning.strategy import Strategy
 from trainer.planning.streaming import WorkerPlan
@@ -263,12 +264,13 @@ def _option_tree(option: StrategyOption) -> dict[str, Any]:
 
 
 def _worker_tree(worker: WorkerPlan) -> dict[str, Any]:
-    reading = worker.reading
+    reading, resident = worker.reading, worker.training.resident
     return {
         "device": worker.pool.device.name,
         "count": worker.pool.count,
         "layers": worker.layers,
-        "resident": worker.layers if worker.training.resident is None else worker.training.resident,
+        "resident": worker.layers if resident is None else max(0, resident),
+        "head_resident": resident != HEAD_STREAMED,
         "total_bytes": worker.memory.total,
         "available_bytes": worker.room,
         "refusal": worker.refused or None,

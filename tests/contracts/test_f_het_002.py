@@ -19,6 +19,7 @@ from trainer.planning.replica import (
     plan_memory,
     suggest_smaller,
 )
+from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.replica.torch import replica as torch_replica
 from trainer.system.errors import InputError
 
@@ -64,6 +65,11 @@ def test_only_what_needs_less_is_advised(make_config: MakeConfig, tmp_path: Path
     assert suggest_smaller(config, None, recompute=True) == f"model.quantization nf4 or {length}"
     assert suggest_smaller(config, 2, recompute=True) == f"model.resident 0 or {length}"
     assert suggest_smaller(config, 0, recompute=True) == length
+    assert suggest_smaller(config, HEAD_STREAMED, recompute=True) == length
+    memory = "a device with more memory"
+    found = suggest_smaller(config, HEAD_STREAMED, recompute=False, shorter=False)
+    assert found == f"model.quantization nf4 or {memory}"
+    assert suggest_smaller(quantized, 0, recompute=True, shorter=False) == memory
 
 
 def test_micro_batches_stay_within_the_device(

@@ -5,6 +5,7 @@ A case yields after each step a function that returns what the step computed.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -32,11 +34,13 @@ from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
+from trainer.planning import stored_layers
+from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.replica.script.replica import ScriptReplica
 from trainer.replica.script.user_script import UserScript
-from trainer.replica.torch import objective
+from trainer.replica.torch import kd_loss, objective, residence
 from trainer.replica.torch.batch import MicroBatch, Targets
 from trainer.replica.torch.decoder import Backbone
 from trainer.replica.torch.generator import load_generator
@@ -44,13 +48,15 @@ from trainer.replica.torch.gradient_stream import _PinnedCopies
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.replica import TorchReplica
-from trainer.replica.torch.streaming import DeviceSlots
+from trainer.replica.torch.streaming import DeviceSlots, StreamedHead
 from trainer.run.distributed.optimizer import ParallelAdamW
 
 Settings = dict[str, Any]
 Steps = Iterator[Callable[[], list[Any]]]
 SAMPLES, VOCABULARY = 7, 300
 """Two micro-batches of a replica."""
+HEAD_ROWS = 64
+"""Rows of a chunk of a head that is read."""
 _CYCLES = 1 << 26
 """Some 40 ms of a card."""
 _SAME_AS = {"resumed": "student"}
@@ -86,6 +92,38 @@ def compare_residents(
             steps = islice(_steps(case, folder, own, "cuda:0"), 2)
             results.append([np.asarray(part).tobytes() for step in steps for part in step()])
     return {"same": results[0] == results[1], "results": len(results[0])}
+
+
+def compare_heads(case: str, folder: str, settings: Settings, real: bool = False) -> dict[str, Any]:
+    """Return whether a head that is read has the bits of one that stays, and what is of it there.
+
+    `rows`: most rows of the head that a tensor of the device has, of which there are two slots.
+    """
+    next(_steps(case, folder, settings, "cpu"))()  # what is imported must not see the device
+    seen: list[int] = []
+    fetch = StreamedHead.fetch_rows
+
+    def count_rows(head: StreamedHead, *given: Any, **more: Any) -> torch.Tensor:
+        found = fetch(head, *given, **more)
+        slots: Any = head._stream._slots
+        rows = (slot.numel() // (4 * head.in_features) for slot in slots._slots)
+        tensors = (each for each in gc.get_objects() if isinstance(each, torch.Tensor))
+        tables = (each.shape[0] for each in tensors if each.shape == head.shape and each.is_cuda)
+        seen.extend((*rows, *tables))
+        return found
+
+    results: list[list[bytes]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_layers, "HEAD_ELEMENTS", HEAD_ROWS * 128)
+        patch.setattr(kd_loss, "LOGIT_ELEMENTS", 20 * VOCABULARY)
+        patch.setattr(residence, "stream_head", lambda _found, plan, *_: plan(HEAD_STREAMED))
+        patch.setattr(StreamedHead, "fetch_rows", count_rows)
+        with attached() if real else inserted():
+            for resident in ("all", 0):
+                own = settings | {"model.resident": resident}
+                steps = islice(_steps(case, folder, own, "cuda:0"), 2)
+                results.append([np.asarray(part).tobytes() for step in steps for part in step()])
+    return {"same": results[0] == results[1], "results": len(results[0]), "rows": max(seen)}
 
 
 def _steps(case: str, folder: str, settings: Settings, device: str) -> Steps:

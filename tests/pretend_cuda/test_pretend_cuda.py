@@ -222,6 +222,21 @@ def test_layers_that_are_copied_at_each_use_give_the_bits_of_resident_ones(
     assert found["results"]
 
 
+@pytest.mark.parametrize(
+    "name", ["recomputed", "qlora", "dpo-recomputed", "student", "scores-full", "generation"]
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_is_read_gives_the_same_bits_and_a_chunk_of_it_is_there(
+    place: Place, model: str, deep_model: str, name: str, tied: bool
+) -> None:
+    case, settings = STREAMED[name]
+    given = case, model if tied else deep_model, settings, place.real
+    [found] = place.run(f"{HERE}:compare_heads", *given, world=0)
+    assert found["same"]
+    assert found["results"]
+    assert found["rows"] == 64
+
+
 @pytest.fixture
 def experts(tiny_model: TinyModel) -> str:
     """Return a mixture of experts with more layers than slots."""

@@ -139,7 +139,7 @@ def of_adapted_experts(
     are none of experts in NF4, nor of a layer that is read at each use.
     """
     layers = math.ceil((training.adapted_layers or shape.layers) / strategy.stages)
-    layers = layers if training.resident is None else min(layers, training.resident)
+    layers = layers if training.resident is None else min(layers, max(0, training.resident))
     if not (adapts_experts(shape, training) and layers) or training.method == "qlora":
         return
     held = 1 if training.recompute == "full" else layers

@@ -14,6 +14,7 @@ from trainer.planning.stored_layers import (
     DeviceElements,
     frozen_bytes,
     passing_layers,
+    reads_head,
 )
 from trainer.planning.strategy import ElementSizes, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
@@ -94,15 +95,18 @@ def stage_holdings(
     if training.frozen_a and training.method != "full":
         both = adapter_parameters(shape, replace(training, frozen_a=False), tensor)
         still = (both - adapter_parameters(shape, training, tensor)) * share
+    stay = 1.0
     if training.resident is not None:
-        linears *= training.resident / shape.layers
-        rest -= experts * (1 - training.resident / shape.layers)
+        stay = max(0, training.resident) / shape.layers
+        linears *= stay
+        rest -= experts * (1 - stay)
         has_head = shape.tied and training.classes is None
         if not has_head and "embed_tokens" not in training.whole:
             rest -= shape.table_parameters  # its rows are read, too
+        if reads_head(shape, training):
+            rest -= shape.table_parameters
     packed = 0.0
     if training.method == "qlora":
-        stay = 1 if training.resident is None else training.resident / shape.layers
         packed = experts * stay * share / tensor
         rest -= packed
     return DeviceElements(linears * share / tensor, rest, new, still, tables, packed)

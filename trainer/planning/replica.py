@@ -18,7 +18,7 @@ from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.devices import format_gib, size_text
 from trainer.planning.memory import plan_memory_by_part, waiting_activations, waits_on_host
-from trainer.planning.resident_layers import choose_group, resolve_resident
+from trainer.planning.resident_layers import HEAD_STREAMED, choose_group, resolve_resident
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
 from trainer.system.errors import InputError
@@ -61,7 +61,8 @@ class MemoryPlan:
     recompute: bool
     """Layers are computed twice, and of their activations one layer's are there at a time."""
     resident: int | None = None
-    """Layers whose frozen linears stay in memory; None: all, and no memory to read others into."""
+    """Layers whose frozen linears stay in memory; None: all, and no memory to read others into.
+    `HEAD_STREAMED`: none, and neither does a frozen head."""
     per_waiting_token: int = 0
     """For each token of the micro-batches that wait in a group, which runs layer by layer; 0: there
     are no groups."""
@@ -344,7 +345,12 @@ def fits_device(plan: MemoryPlan, available: int, tokens: int) -> bool:
 
 
 def suggest_smaller(
-    config: RunConfig, resident: int | None, *, recompute: bool, evaluates: bool = False
+    config: RunConfig,
+    resident: int | None,
+    *,
+    recompute: bool,
+    evaluates: bool = False,
+    shorter: bool = True,
 ) -> str:
     """Return the settings by which a replica would need less memory, in words.
 
@@ -354,18 +360,23 @@ def suggest_smaller(
         resident: layers whose frozen linears stay in memory; None: all.
         recompute: layers are computed twice already.
         evaluates: nothing is trained, so that options take the place of settings.
+        shorter: some shorter sample fits.
     """
+    streams = resident in (0, HEAD_STREAMED)
+    smaller = "a smaller data.max_seq_len" if shorter else "a device with more memory"
     if evaluates:
-        smaller = "a smaller --max-seq-len"
-        return smaller if resident == 0 else f"--resident auto or {smaller}"
-    smaller = "a smaller data.max_seq_len"
+        smaller = "a smaller --max-seq-len" if shorter else smaller
+        return smaller if streams else f"--resident auto or {smaller}"
     if config.method == "full":
         smaller = f"method lora, model.quantization nf4 or {smaller}"
-    elif resident:
+    elif resident is not None and not streams:
         smaller = f"model.resident 0 or {smaller}"
-    elif resident is None and config.model.quantization != "nf4":
+    # Two layers on their way are smaller in NF4, too.
+    elif not (streams and shorter) and config.model.quantization != "nf4":
         smaller = f"model.quantization nf4 or {smaller}"
-    return smaller if recompute else f"{smaller}, or training.gradient_checkpointing on"
+    if recompute or not shorter:
+        return smaller
+    return f"{smaller}, or training.gradient_checkpointing on"
 
 
 def check_fits(plan: MemoryPlan, available: int, device: str, smaller: str) -> None:

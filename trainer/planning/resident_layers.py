@@ -9,12 +9,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 Planned = TypeVar("Planned")
-_RESIDENTS = re.compile(r"\d+ of \d+ layers resident, \d+ streamed")
+HEAD_STREAMED = -1
+"""A number of resident layers below 0: none stays, and a language model's head does not, either."""
+_RESIDENTS = re.compile(r"\d+ of \d+ layers resident, \d+ streamed(?: with the head)?")
 
 
 def describe_residents(resident: int, layers: int) -> str:
     """Return how many layers of a frozen base stay in memory, in words."""
-    return f"{resident} of {layers} layers resident, {layers - resident} streamed"
+    head = " with the head" if resident == HEAD_STREAMED else ""
+    resident = max(0, resident)
+    return f"{resident} of {layers} layers resident, {layers - resident} streamed{head}"
 
 
 def resolve_resident(asked: int | str, layers: int, chosen: int | None) -> int | None:
@@ -34,7 +38,7 @@ def streamed_layers(layers: int, resident: int | None) -> frozenset[int]:
 
     Those that stay lie evenly between them: each gives the next read its time.
     """
-    kept = layers if resident is None else min(resident, layers)
+    kept = layers if resident is None else max(0, min(resident, layers))
     return frozenset(
         number
         for number in range(layers)
@@ -58,6 +62,25 @@ def choose_resident(
     # Each layer that stays takes memory, so those that fit come first.
     fitting = bisect.bisect_left(range(layers), True, key=lambda count: not fits(plan(count)))
     return plan(max(0, fitting - 1))
+
+
+def stream_head(
+    found: Planned,
+    plan: Callable[[int], Planned],
+    size: Callable[[Planned], float],
+    usable: float,
+) -> Planned:
+    """Return a plan without resident layers, or if it does not fit the one that reads the head.
+
+    A head is read for each chunk of logits, so that no layer stays before the head does.
+
+    Args:
+        size: returns the bytes of a plan.
+        usable: bytes of the device that it may fill.
+    """
+    if size(found) <= usable:
+        return found
+    return min(found, plan(HEAD_STREAMED), key=size)
 
 
 def choose_group(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import TrainingSetup
 from trainer.planning.term import Term, term
@@ -15,6 +16,8 @@ NF4_BYTES = 0.5 + NF4_SCALES
 QLORA = "Dettmers et al., arXiv 2305.14314"
 LORA = "Hu et al., arXiv 2106.09685"
 FFA_LORA = "Sun et al., arXiv 2403.12313"
+HEAD_ELEMENTS = 1 << 25
+"""Elements of a chunk of a head's rows: 64 MiB in bf16."""
 _WIDE = ("F32", "I32")
 
 
@@ -42,23 +45,58 @@ class DeviceElements:
 
 def layer_bytes(shape: ModelShape, training: TrainingSetup) -> float:
     """Return the bytes of a layer's matrices as they are stored; of unlike layers the mean."""
-    stored = 4 if shape.stored in _WIDE else 2
-    element = NF4_BYTES if training.method == "qlora" else stored
+    element = NF4_BYTES if training.method == "qlora" else _stored_element(shape)
     return shape.linear_parameters() * element / shape.layers
+
+
+def head_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a head as it is stored."""
+    return shape.table_parameters * _stored_element(shape)
+
+
+def reads_head(shape: ModelShape, training: TrainingSetup) -> bool:
+    """Return whether a language model's head is read in chunks of its rows at each use."""
+    is_frozen = training.classes is None and "lm_head" not in training.whole
+    is_ours = shape.experts == 1 and shape.gated and shape.kept is None and not training.one_queue
+    return training.resident == HEAD_STREAMED and is_frozen and is_ours
+
+
+def split_head(rows: int, columns: int) -> list[slice]:
+    """Return the chunks of a head's rows: products with it are those with one after the other.
+
+    They depend on its shape alone, so that one that is read has the bits of one that stays.
+    """
+    count = max(1, HEAD_ELEMENTS // columns)
+    return [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
+
+
+def _stored_element(shape: ModelShape) -> int:
+    return 4 if shape.stored in _WIDE else 2
 
 
 def passing_layers(shape: ModelShape, training: TrainingSetup) -> Iterator[Term]:
     """Yield the memory that layers pass which are read at each use; nothing if all stay."""
     if training.resident is None:
         return
+    element = 4 if training.on_host else training.precision.activation
+    feed = "Motley: trainer/replica/weights/layer_feed.py"
     yield term(
         "two layers on their way, and a linear in another format",
         "2 * layer + element * linear",
-        "Motley: trainer/replica/weights/layer_feed.py",
+        feed,
         layer=layer_bytes(shape, training),
-        element=4 if training.on_host else training.precision.activation,
+        element=element,
         linear=shape.widest_linear,
     )
+    if reads_head(shape, training):
+        yield term(
+            "two chunks of the head on their way, and one in another format",
+            "(2 * stored + element) * chunk",
+            feed,
+            stored=_stored_element(shape),
+            element=element,
+            chunk=min(shape.table_parameters, HEAD_ELEMENTS),
+        )
 
 
 def frozen_bytes(kept: DeviceElements, training: TrainingSetup, shards: int) -> tuple[Term, ...]:

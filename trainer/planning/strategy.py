@@ -152,7 +152,8 @@ class TrainingSetup:
     compared: bool = False
     """Learns preferences beside a frozen reference, whose forward runs too."""
     resident: int | None = None
-    """Layers whose frozen linears stay in memory, the others are read at each use; None: all."""
+    """Layers whose frozen linears stay in memory, the others are read at each use; None: all.
+    `HEAD_STREAMED`: none, and neither does a frozen head."""
     waiting: int = 0
     """Tokens of the other micro-batches of a group, which runs layer by layer."""
 

@@ -13,18 +13,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from trainer.planning.devices import PCIE, HostPool, LayerSource
 from trainer.planning.memory import (
+    LOGIT_ELEMENTS,
     MemoryParts,
     plan_memory_by_part,
     waiting_activations,
     waits_on_host,
 )
 from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE, USABLE, runs_groups
-from trainer.planning.resident_layers import choose_group, describe_residents
+from trainer.planning.resident_layers import (
+    HEAD_STREAMED,
+    choose_group,
+    describe_residents,
+    stream_head,
+)
 from trainer.planning.shapes import ModelShape
-from trainer.planning.stored_layers import layer_bytes
+from trainer.planning.stored_layers import head_bytes, layer_bytes, reads_head
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.time import find_speed, flops_per_token, forward_flops_per_token
 from trainer.system.backends import BACKENDS
@@ -52,11 +59,14 @@ class ReadingPlan:
     """Seconds to compute the rest of a pass."""
     copy: float = 0.0
     """Seconds to copy those layers, if the device computes nothing meanwhile."""
+    head: float = 0.0
+    """Seconds to read the head for each chunk of logits, beyond those of its products."""
 
     @property
     def seconds(self) -> float:
         """Seconds of a pass."""
-        return sum(max(each + self.copy, self.read) for each in (self.forward, self.backward))
+        passes = (self.forward, self.backward)
+        return sum(max(each + self.copy, self.read) for each in passes) + self.head
 
     @property
     def speed(self) -> float:
@@ -81,7 +91,7 @@ class ReadingPlan:
         if self.speed >= HIDDEN:
             return f"{text}, and it has {self.tokens:,}"
         ways = ["move the model to NVMe"] if self.is_slow_disk else []
-        ways += [more] if more else []
+        ways += [more] if more and not self.head else []  # a chunk of logits has no more tokens
         advice = f"; {', or '.join(ways)}" if ways else ""
         return f"{text}: with {self.tokens:,} {self.speed:.2g} of computing speed{advice}"
 
@@ -108,7 +118,15 @@ def plan_reading(
         return None
     tokens = training.tokens + training.waiting
     forward = forward_flops_per_token(shape, training.length).value * tokens / flops
-    size = (shape.layers - training.resident) * layer_bytes(shape, training)
+    size = (shape.layers - max(0, training.resident)) * layer_bytes(shape, training)
+    head = 0.0
+    if reads_head(shape, training):
+        passes = 3 if training.compared else 2
+        chunks = (
+            tokens / training.tokens * math.ceil(training.tokens * shape.vocab / LOGIT_ELEMENTS)
+        )
+        products = 2 * passes * shape.table_parameters * tokens / flops
+        head = max(0.0, passes * chunks * head_bytes(shape) / source.rate - products)
     return ReadingPlan(
         source=source,
         resident=training.resident,
@@ -118,6 +136,7 @@ def plan_reading(
         forward=forward,
         backward=flops_per_token(shape, training).value * tokens / flops - forward,
         copy=size / feed if training.one_queue else 0.0,
+        head=head,
     )
 
 
@@ -164,7 +183,8 @@ class WorkerPlan:
         title = f"{where}{pool.title}"
         if not self.fits:
             need = f"{self.memory.total / 2**30:.1f} of {self.room / 2**30:.1f} GiB"
-            return f"{title}: needs {need} for two layers and one row"
+            head = ", a chunk of the head" if resident == HEAD_STREAMED else ""
+            return f"{title}: needs {need} for two layers{head} and one row"
         if resident is None:
             text = "all layers resident"
         elif self.reading is None:
@@ -210,6 +230,10 @@ def plan_worker(
         if not runs_groups(shape):
             most = 1
         chosen, memory = choose_group(plan, shape.layers, most, fits, lambda one: one[0].resident)
+        if chosen.resident == 0:
+            chosen, memory = stream_head(
+                (chosen, memory), partial(plan, 1), lambda one: one[1].total, room
+            )
         peak = find_speed(pool.device, chosen)
         rate = reading = None
         if peak is not None:

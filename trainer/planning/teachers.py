@@ -19,9 +19,14 @@ from trainer.planning.forward import (
 )
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.replica import USABLE
-from trainer.planning.resident_layers import choose_resident, describe_residents
+from trainer.planning.resident_layers import (
+    HEAD_STREAMED,
+    choose_resident,
+    describe_residents,
+    stream_head,
+)
 from trainer.planning.shapes import ModelShape
-from trainer.planning.stored_layers import layer_bytes
+from trainer.planning.stored_layers import head_bytes, layer_bytes
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
 from trainer.planning.time import EFFICIENCY, find_speed, forward_flops_per_token
 from trainer.system.errors import InputError
@@ -276,7 +281,7 @@ def _make_option(
         weights = int8_opening_bytes(shape.parameters, largest, loaded)
         least = weights + working
     elif streams:
-        least = min(least, plan(0).total)
+        least = min(least, plan(0).total, plan(HEAD_STREAMED).total)
     elif kind.file:
         read = weights
         in_use = shape.layer_parameters + shape.table_parameters
@@ -297,6 +302,8 @@ def _make_option(
             chosen = choose_resident(
                 plan, shape.layers, lambda some, usable=usable: some.total <= usable
             )
+            if chosen.resident == 0:
+                chosen = stream_head(chosen, plan, lambda some: some.total, usable)
             source = each.find_source(weights)
             rate, how = _read_layers(shape, source, chosen.resident or 0, batch, rate)
             streamed = streamed or how
@@ -341,9 +348,13 @@ def _read_layers(
     how = f"with {describe_residents(resident, shape.layers)} from {source.text}"
     if computing is None:
         return None, how
-    read = layer_bytes(shape, frozen_setup(4)) * (shape.layers - resident) / source.rate
-    hidden = math.ceil(computing * read)
+    read = layer_bytes(shape, frozen_setup(4)) * (shape.layers - max(0, resident)) / source.rate
+    if resident == HEAD_STREAMED:  # for each chunk of logits
+        read += math.ceil(batch * shape.vocab / LOGIT_ELEMENTS) * head_bytes(shape) / source.rate
     rate = min(computing, batch / read)
+    if resident == HEAD_STREAMED:
+        return rate, f"{rate:,.3g} tokens/s {how}"
+    hidden = math.ceil(computing * read)
     return rate, f"{rate:,.3g} tokens/s {how}; free from {hidden:,} tokens a pass"
 
 

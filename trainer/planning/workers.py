@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from trainer.config.exchange import ExchangeConfig
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.families import explain_transformers_only
+from trainer.model.family import SavedActivations
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning import replica, vulkan
@@ -25,7 +26,7 @@ from trainer.planning.replica import (
     choose_streamed,
     plan_memory,
 )
-from trainer.planning.resident_layers import resolve_resident
+from trainer.planning.resident_layers import resolve_resident, stream_head
 from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.system.backends import BACKENDS, Backend
@@ -70,8 +71,11 @@ class RunMemory:
         layout = build_layout(folder, config)
         foreign = explain_transformers_only(read_config(folder), config.data.max_seq_len)
         reason = foreign or explain_refusal(config, "wgpu")
+        shape = read_shape(folder)
+        if foreign:  # of a family that Motley's decoder computes otherwise
+            shape = replace(shape, kept=shape.kept or SavedActivations())
         return cls(
-            read_shape(folder),
+            shape,
             None if reason else read_architecture(folder),
             reason,
             read_headers(folder),
@@ -101,7 +105,7 @@ class RunMemory:
                 self.architecture, self.layout, self.config, samples, recompute=recompute
             )
             return sum(parts.values())
-        plan = self._plan_worker(backend, coordinates=coordinates)
+        plan = self.plan_resident(backend, coordinates=coordinates)
         return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
 
     def plan_worker(self, backend: Backend, room: float) -> MemoryPlan:
@@ -109,19 +113,28 @@ class RunMemory:
 
         If it does not fit, it is the one that needs least.
         """
-        plan = partial(self._plan_worker, backend)
-        if not self.may_stream:
-            return plan(None)
-        return choose_streamed(plan, self.model.layers, self.config, room)
+        plan = partial(self.plan_resident, backend)
+        found = plan(None)
+        if self.may_stream:
+            found = choose_streamed(plan, self.model.layers, self.config, room)
+        if found.resident == 0:
+            found = stream_head(found, plan, lambda some: some.least, room)
+        return found
 
     @property
     def may_stream(self) -> bool:
         """Whether its workers may read layers at each use, by `model.resident: auto`."""
         return can_stream(self.config)
 
-    def _plan_worker(
+    def plan_resident(
         self, backend: Backend, resident: int | None = None, *, coordinates: bool = False
     ) -> MemoryPlan:
+        """Return the plan of a worker with so many layers that stay.
+
+        Args:
+            resident: None: those of `model.resident`, which `auto` leaves at all.
+            coordinates: its process is the run's coordinator too.
+        """
         if backend == "wgpu" and self.architecture is not None:
             return self._plan_vulkan_worker(self.architecture, resident)
         return plan_memory(

@@ -112,7 +112,7 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
             )
         if BACKENDS[backend].is_gpu and size is not None:
             usable, needed = Room(size, backend).usable, memory.needed_bytes(backend)
-            if needed > usable and memory.may_stream:
+            if needed > usable:
                 needed = memory.plan_worker(backend, usable).least
             if needed > usable:
                 return _too_little(f"{worker.name} on {worker.device}", needed, size, config)
@@ -252,7 +252,7 @@ def _training_of_worker(
 
 def _suggest_batch(plan: LaunchPlan, memory: RunMemory, main: _MainMemory, tokens: int) -> str:
     """Return the batch that has passes of so many tokens; empty if they have no memory."""
-    emptiest = memory.plan_worker("cpu", 0)  # no layer stays
+    emptiest = memory.plan_resident("cpu", 0)
     samples = -(-tokens // emptiest.sample_tokens)
     waiting = (samples - 1) * emptiest.sample_tokens * emptiest.per_waiting_token
     room = math.inf

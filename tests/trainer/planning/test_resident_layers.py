@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from trainer.planning.resident_layers import (
+    HEAD_STREAMED,
     choose_resident,
     describe_residents,
     list_residents,
     resolve_resident,
+    stream_head,
     streamed_layers,
 )
 
@@ -22,6 +24,19 @@ def test_as_many_layers_stay_as_fit(room: int) -> None:
         lambda planned: planned[1] <= room,
     )
     assert found[0] == (None if room >= 10 else max(0, min(7, room - 4)))
+
+
+@pytest.mark.parametrize(("room", "found"), [(4, 0), (3, HEAD_STREAMED), (1, HEAD_STREAMED)])
+def test_the_head_goes_after_the_last_layer(room: int, found: int) -> None:
+    sizes = {0: 4, HEAD_STREAMED: 2}
+    assert stream_head(0, lambda resident: resident, sizes.__getitem__, room) == found
+    assert stream_head(0, lambda resident: resident, lambda _: 4, room) == 0, "it would not help"
+    text = describe_residents(HEAD_STREAMED, 64)
+    assert text == "0 of 64 layers resident, 64 streamed with the head"
+    assert list_residents([{"rank": 0, "device": "cpu", "backend_reason": text}]) == [
+        f"worker 0 on cpu: {text}"
+    ]
+    assert len(streamed_layers(64, HEAD_STREAMED)) == 64
 
 
 def test_each_worker_that_reads_layers_has_a_line() -> None:

@@ -13,6 +13,7 @@ and 30.5 billion.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from trainer.planning.decision import pick_strategy
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import GIB, ClusterShape, HostPool, LayerSource, parse_link
 from trainer.planning.replica import CPU_TOKENS
+from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, list_options
 from trainer.planning.strategy import AUTOCAST, TrainingSetup
@@ -257,6 +259,40 @@ def test_what_fits_is_not_read_at_each_use_and_what_trains_whole_neither() -> No
     for shape, method in (("qwen3-4b", "lora"), ("qwen3-32b", "full")):
         options = list_options(request_of(shape, parse_cluster("RTX4090 64GB"), method))
         assert not [one for one in options if one.workers and not one.alternative]
+
+
+def test_a_head_is_read_where_it_does_not_fit_beside_two_layers() -> None:
+    """Llama-3.3-70B: 1.05 billion weights, 2.1 GB, for each 261 tokens and once a direction.
+
+    Beside it two layers of 0.48 GB, one linear of 0.24 billion weights in fp32, and 1.6 GB of
+    adapters with their gradients and moments.
+    """
+    kept, read, least = (
+        streamed_worker(request_of("llama-3.3-70b", parse_cluster(f"CPU16-{size}GB, 3GB/s disk")))
+        for size in (14, 10, 4)
+    )
+    assert kept is not None
+    assert read is not None
+    assert least is not None
+    assert kept.fits
+    assert read.fits
+    assert kept.training.resident is not None
+    assert kept.training.resident >= 0
+    assert read.training.resident == HEAD_STREAMED
+    assert "0 of 80 layers resident, 80 streamed with the head from the disk" in read.describe()
+    assert read.reading is not None
+    tokens, table = read.reading.tokens, 128_256 * 8192
+    chunks = tokens / read.training.tokens * math.ceil(read.training.tokens * 128_256 / 2**25)
+    spent = 2 * chunks * 2 * table / 3e9 - 4 * table * tokens / assumed_flops(read)
+    assert read.reading.head == pytest.approx(max(0, spent), rel=0.01)
+    assert not least.fits
+    assert "for two layers, a chunk of the head and one row" in least.describe()
+
+
+def assumed_flops(worker: WorkerPlan) -> float:
+    peak = worker.pool.device.flops
+    assert peak is not None
+    return peak
 
 
 def test_two_layers_and_a_row_are_the_least_and_the_remedy_is_true() -> None:

@@ -19,6 +19,7 @@ from trainer.planning.devices import GIB, assume_processor
 from trainer.planning.model_config import parse_shape
 from trainer.planning.replica import USABLE
 from trainer.planning.shapes import NAMED, ModelShape
+from trainer.planning.stored_layers import HEAD_ELEMENTS
 from trainer.planning.teachers import (
     BATCH,
     DISK_RATE,
@@ -50,7 +51,7 @@ def test_engines_and_quantisations_are_those_of_the_table() -> None:
 
 
 def test_a_gguf_file_is_picked_for_what_fits_in_no_other_form() -> None:
-    def picked(shape: ModelShape, gib: int) -> tuple[str | None, str] | None:
+    def picked(shape: ModelShape, gib: float) -> tuple[str | None, str] | None:
         pick = pick_teacher(
             teacher_options(shape, [TeacherDevice("cpu", assume_processor(8, gib * GIB))], 1024)
         )
@@ -58,7 +59,7 @@ def test_a_gguf_file_is_picked_for_what_fits_in_no_other_form() -> None:
 
     assert picked(DENSE, 64) == ("torch", "bfloat16")
     assert picked(DENSE, 8) == ("torch", "bfloat16"), "its layers are read"
-    assert picked(DENSE, 2) == ("gguf", "Q4_0")
+    assert picked(DENSE, 1.4) == ("gguf", "Q4_0")
     experts = teacher_options(SPARSE, [TeacherDevice("cpu", BOX)], 1024)
     assert of(experts, "Q4_0").format.engine is None, "such a file is not converted"
 
@@ -110,22 +111,29 @@ def test_80_billion_fit_300_gib_in_bf16_and_are_read_in_fp32() -> None:
 def test_layers_that_do_not_fit_beside_a_forward_are_read_in_any_format(
     stored: str, weights: str, width: int, kept: SavedActivations | None
 ) -> None:
-    """Two layers as they are stored, one linear as it is computed with, the table, small parts."""
+    """Two layers as they are stored, one linear as it is computed with, small parts and the table.
+
+    Of Motley's own decoder two chunks of the table, and one as it is computed with.
+    """
     shape = replace(DENSE, stored=stored, kept=kept)
     small, tiny = (TeacherDevice("cpu", assume_processor(8, gib * GIB)) for gib in (6, 1))
     found = of(teacher_options(shape, [small], 1024), weights)
     assert (found.fits, found.teachers) == ("streamed", 1)
     assert of(teacher_options(shape, [tiny], 1024), weights).fits == "no"
-    layer = (shape.linear_parameters() // shape.layers) * (4 if stored == "F32" else 2)
-    stay = (shape.parameters - shape.linear_parameters()) * width
-    assert found.least == stay + 2 * layer + width * shape.widest_linear + found.working
+    element = 4 if stored == "F32" else 2
+    layer = shape.linear_parameters() // shape.layers * element
+    table = shape.table_parameters * width
+    head = table if kept else HEAD_ELEMENTS * (2 * element + width)
+    stay = (shape.parameters - shape.linear_parameters()) * width - table
+    assert found.least == stay + head + 2 * layer + width * shape.widest_linear + found.working
     resident, layers, read = (
         int(each)
         for each in re.findall(r"(\d+) of (\d+) layers resident, (\d+) streamed", found.streamed)[0]
     )
     assert (layers, read) == (shape.layers, shape.layers - resident)
     each = shape.linear_parameters() // shape.layers * width
-    assert found.least + resident * each <= 6 * GIB * USABLE < found.least + (resident + 1) * each
+    stays = found.least + table - head
+    assert stays + resident * each <= 6 * GIB * USABLE < stays + (resident + 1) * each
     whole = of(teacher_options(shape, [TeacherDevice("cpu", BOX)], 1024), weights)
     assert found.rate is not None
     assert whole.rate is not None

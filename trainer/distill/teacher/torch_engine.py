@@ -31,7 +31,7 @@ from trainer.planning.forward import (
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import USABLE
-from trainer.planning.resident_layers import choose_resident
+from trainer.planning.resident_layers import HEAD_STREAMED, choose_resident
 from trainer.planning.teachers import BATCH
 from trainer.replica.backend import (
     Compute,
@@ -234,6 +234,9 @@ def _choose_layers(
         str(device),
         plan,
         lambda layers: choose_resident(plan, layers, lambda some: some.total <= free * USABLE),
+        lambda some: some.total,
+        free * USABLE,
+        size.length,
     )
     if asked == "auto":  # of a small model two layers may be more than all
         found = min(found, plan(None), key=lambda some: (some.total > free, some.resident is None))
@@ -246,7 +249,7 @@ def _choose_layers(
             lambda kind, smaller: plan(found.resident, kind, smaller).total,
             free,
             where,
-            "" if found.resident == 0 else "--resident auto",
+            "" if found.resident in (0, HEAD_STREAMED) else "--resident auto",
         )
     spare_memory(device, found.total, free)
     return found.resident

@@ -21,8 +21,9 @@ from trainer.model.architecture import Architecture
 from trainer.replica import rope
 from trainer.replica.torch.cache import KVCache
 from trainer.replica.torch.linear import Linear
+from trainer.replica.torch.streaming import StreamedHead
 
-_TABLE = "model.embed_tokens.weight"
+TABLE = "model.embed_tokens.weight"
 _FUSED_WIDTH = 256
 """The widest head for which torch's fused kernels share keys and values between heads."""
 
@@ -68,6 +69,7 @@ class Decoder(nn.Module):
         num_classes: of a classifier, whose head is zero until written; None for a language model.
         layers: of a stage; None for all.
         finish: takes each layer and its number before the next one is read.
+        head: of a language model; None: it stays in memory.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Decoder(nn.Module):
         num_classes: int | None,
         layers: range | None = None,
         finish: Finish | None = None,
+        head: StreamedHead | None = None,
     ) -> None:
         super().__init__()
         layers = range(architecture.num_layers) if layers is None else layers
@@ -87,14 +90,16 @@ class Decoder(nn.Module):
         if norm is None:
             return
         if num_classes is not None:
-            head = torch.zeros(num_classes, architecture.hidden_size, device=norm.weight.device)
-            self.score = Linear(head)
+            rows = torch.zeros(num_classes, architecture.hidden_size, device=norm.weight.device)
+            self.score = Linear(rows)
+        elif head is not None:
+            self.lm_head = head
         elif architecture.tied and embedding is not None:
             table: Any = embedding.weight
             self.lm_head = Linear(table.detach())
             self.lm_head.weight = table
         else:
-            self.lm_head = Linear(stored.tensor(_TABLE if architecture.tied else "lm_head.weight"))
+            self.lm_head = Linear(stored.tensor(TABLE if architecture.tied else "lm_head.weight"))
 
 
 class Backbone(nn.Module):
@@ -114,7 +119,7 @@ class Backbone(nn.Module):
         self.recompute = False
         self.embed_tokens = self.norm = None
         if layers.start == 0:
-            self.embed_tokens = stored.embedding(_TABLE)
+            self.embed_tokens = stored.embedding(TABLE)
         self.layers = nn.ModuleList()
         for number in layers:
             layer = Layer(architecture, eps, number, stored)

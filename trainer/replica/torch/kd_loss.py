@@ -32,7 +32,9 @@ from torch import Tensor
 from trainer.config.distillation import Divergence
 from trainer.model.families import PLAIN, Logits
 from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.planning.stored_layers import split_head
 from trainer.replica.torch.batch import SoftChunk, SoftTargetRows
+from trainer.replica.torch.streaming import StreamedHead
 
 _ENTRY_COST = 4  # an entry's indices and weights take about as much memory as this many logits
 _LEAST = 1e-30  # replaces a probability that was rounded to zero
@@ -62,7 +64,7 @@ class Sums(NamedTuple):
 
 def token_losses(
     hidden: Tensor,
-    head: Tensor,
+    head: Tensor | StreamedHead,
     wanted: Tensor,
     soft: SoftTargetRows | None = None,
     mix: KDWeights | None = None,
@@ -94,7 +96,7 @@ class _TokenLosses(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,
         hidden: Tensor,
-        head: Tensor,
+        head: Tensor | StreamedHead,
         wanted: Tensor,
         soft: SoftTargetRows | None,
         mix: KDWeights | None,
@@ -104,13 +106,14 @@ class _TokenLosses(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         to_hidden, to_head = (needed and trains for needed in ctx.needs_input_grad[:2])
         hidden_gradient = torch.empty_like(hidden) if to_hidden else None
-        head_gradient = torch.zeros_like(head) if to_head else None
-        weight = head.to(dtype)
+        head_gradient = None
+        if isinstance(head, Tensor):
+            head_gradient = torch.zeros_like(head) if to_head else None
+            head = head.to(dtype)
         ce, kl = hidden.new_zeros(2, dtype=torch.float64)
-        for part in iterate_chunks(len(wanted), len(weight), soft):
+        for part in iterate_chunks(len(wanted), head.shape[0], soft):
             rows = hidden[part].to(dtype)
-            logits = torch.mm(rows, weight.T)
-            logits = logits.to(torch.promote_types(dtype, torch.float32))
+            logits = multiply_head(rows, head, trains=to_hidden)
             slope = shape_logits(logits, shape)
             teacher = soft.take_chunk(part, logits) if soft is not None else None
             losses = row_losses(logits, wanted[part], teacher, mix)
@@ -119,7 +122,7 @@ class _TokenLosses(torch.autograd.Function):
             gradient = losses.gradient if slope is None else losses.gradient.mul_(slope)
             gradient = gradient.to(dtype)
             if hidden_gradient is not None:
-                hidden_gradient[part] = torch.mm(gradient, weight)
+                hidden_gradient[part] = differentiate_head(gradient, head)
             if head_gradient is not None:
                 add_product(head_gradient, gradient.T, rows)
         ctx.gradients = hidden_gradient, head_gradient
@@ -134,6 +137,49 @@ class _TokenLosses(torch.autograd.Function):
         found = [part if part is None else part.mul_(scale) for part in ctx.gradients]
         ctx.gradients = None
         return *found, None, None, None, None, None, None
+
+
+def multiply_head(rows: Tensor, head: Tensor | StreamedHead, *, trains: bool) -> Tensor:
+    """Return logits `[n, V]`, at least in fp32, of hidden states `[n, D]`.
+
+    Args:
+        head: `[V, D]`, in the dtype of `rows` if it is a tensor.
+        trains: `differentiate_head` follows.
+    """
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    chunks = split_head(*head.shape)
+    if len(chunks) == 1:
+        return torch.mm(rows, _take_rows(head, 0, chunks[0], rows.dtype, trains=trains).T).to(wide)
+    logits = rows.new_empty(len(rows), head.shape[0], dtype=wide)
+    for number, chunk in enumerate(chunks):
+        taken = _take_rows(head, number, chunk, rows.dtype, trains=trains)
+        logits[:, chunk] = torch.mm(rows, taken.T)
+        del taken  # of a head that is read, before the next ones are
+    return logits
+
+
+def differentiate_head(gradient: Tensor, head: Tensor | StreamedHead) -> Tensor:
+    """Return the gradient `[n, D]` of hidden states by that of their logits `[n, V]`.
+
+    Sums over the vocabulary add one chunk after the other, from the last to the first, in fp32.
+    """
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    total: Tensor | None = None
+    for number, chunk in reversed(list(enumerate(split_head(*head.shape)))):
+        taken = _take_rows(head, number, chunk, gradient.dtype, trains=True)
+        product = torch.mm(gradient[:, chunk], taken)
+        del taken
+        total = product if total is None else total.to(wide).add_(product)
+    assert total is not None
+    return total
+
+
+def _take_rows(
+    head: Tensor | StreamedHead, number: int, chunk: slice, dtype: torch.dtype, *, trains: bool
+) -> Tensor:
+    if isinstance(head, Tensor):
+        return head[chunk]
+    return head.fetch_rows(number, dtype, trains=trains)
 
 
 def shape_logits(logits: Tensor, shape: Logits) -> Tensor | float | None:

@@ -16,14 +16,14 @@ from trainer.model.families import explain_transformers_only
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
-from trainer.planning.resident_layers import streamed_layers
+from trainer.planning.resident_layers import HEAD_STREAMED, streamed_layers
 from trainer.planning.vulkan import frozen_tensors
-from trainer.replica.torch.decoder import Decoder, Finish, Layer
+from trainer.replica.torch.decoder import TABLE, Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype
 from trainer.replica.torch.residence import reads_rows
-from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
+from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding, StreamedHead
 from trainer.replica.weights.nf4_file import open_quantized
 from trainer.system.process.imports import speed_up_imports
 
@@ -46,7 +46,7 @@ def load_model(
         cut: takes each layer, ready to train, before the next one is read: what it leaves is all
             that is kept of the file.
         resident: layers whose linears stay in memory; the others are read at each use, and nothing
-            of a full model trains. None: all.
+            of a full model trains. None: all. `HEAD_STREAMED`: none, and the head is read, too.
 
     Raises:
         InputError: the weights cannot be loaded.
@@ -78,10 +78,13 @@ def load_model(
             mapped=cut is None,
             streamed=streamed,
             codes=_quantise_once(model_dir, architecture, config) if nf4 and streamed else None,
-            reads_rows=reads_rows(config, tied=architecture.tied),
+            reads_rows=reads_rows(config, tied=architecture.tied and resident != HEAD_STREAMED),
         )
         where = str(model_dir / "config.json")
-        model = Decoder(architecture, tree, where, stored, config.num_classes, layers, freeze_layer)
+        head = stored.open_head(architecture, resident)
+        model = Decoder(
+            architecture, tree, where, stored, config.num_classes, layers, freeze_layer, head
+        )
     headers = read_headers(model_dir)
     # A run writes its weights later, but a full model that is only used keeps what is read here.
     if hasattr(model, "score") and (trained := stored_name(headers, "score.weight")) is not None:
@@ -131,9 +134,10 @@ def load_frozen(
             dtype,
             device,
             streamed=streamed_layers(architecture.num_layers, resident),
-            reads_rows=not architecture.tied,
+            reads_rows=not architecture.tied or resident == HEAD_STREAMED,
         )
-        model = Decoder(architecture, tree, str(model_dir / "config.json"), stored, None)
+        where, head = str(model_dir / "config.json"), stored.open_head(architecture, resident)
+        model = Decoder(architecture, tree, where, stored, None, head=head)
     return model.requires_grad_(False).eval()
 
 
@@ -178,6 +182,13 @@ class StoredWeights:
             return StreamedEmbedding(self._headers[stored], stored, self._dtype)
         # No padding index: if texts contain a model's padding token, it is trained too.
         return nn.Embedding.from_pretrained(self.tensor(name), freeze=False)
+
+    def open_head(self, architecture: Architecture, resident: int | None) -> StreamedHead | None:
+        """Return the head of a language model that is read at each use; None if it stays."""
+        if resident != HEAD_STREAMED:
+            return None
+        stored = self._stored_name(TABLE if architecture.tied else "lm_head.weight")
+        return StreamedHead(self._headers[stored], stored, self._dtype, self._device)
 
     def linear(self, name: str, *, biased: bool) -> nn.Module:
         """Return the product with `name.weight`."""

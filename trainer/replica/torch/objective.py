@@ -13,6 +13,7 @@ from trainer.model.families import PLAIN, Logits
 from trainer.replica.torch.batch import IGNORED, MicroBatch
 from trainer.replica.torch.kd_loss import KDWeights, Sums, token_losses
 from trainer.replica.torch.model import find_backbone
+from trainer.replica.torch.streaming import StreamedHead
 
 
 def classification_loss(
@@ -92,11 +93,13 @@ def language_loss(
     return found, len(targets.wanted)
 
 
-def biased_product(hidden: Tensor, head: Any) -> tuple[Tensor, Tensor]:
+def biased_product(hidden: Tensor, head: Any) -> tuple[Tensor, Any]:
     """Return hidden states `[N, D]` and a matrix `[V, D]` whose product is the head's.
 
-    A bias is one more column of the matrix, for a column of ones.
+    A bias is one more column of the matrix, for a column of ones. A head that is read has none.
     """
+    if isinstance(head, StreamedHead):
+        return hidden, head
     bias = getattr(head, "bias", None)
     if bias is None:
         return hidden, head.weight

@@ -20,9 +20,16 @@ from torch import Tensor
 
 from trainer.model.families import PLAIN, Logits
 from trainer.replica.torch.batch import MicroBatch
-from trainer.replica.torch.kd_loss import iterate_chunks, row_losses, shape_logits
+from trainer.replica.torch.kd_loss import (
+    differentiate_head,
+    iterate_chunks,
+    multiply_head,
+    row_losses,
+    shape_logits,
+)
 from trainer.replica.torch.linear import disable_adapters
 from trainer.replica.torch.objective import biased_product, hidden_states
+from trainer.replica.torch.streaming import StreamedHead
 
 
 def pair_losses(
@@ -94,24 +101,24 @@ class _TokenLikelihoods(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,
         hidden: Tensor,
-        head: Tensor,
+        head: Tensor | StreamedHead,
         wanted: Tensor,
         shape: Logits,
         dtype: torch.dtype,
         trains: bool,
     ) -> Tensor:
         slopes = torch.empty_like(hidden) if trains and ctx.needs_input_grad[0] else None
-        weight = head.to(dtype)
+        head = head.to(dtype) if isinstance(head, Tensor) else head
         wide = torch.promote_types(dtype, torch.float32)
         found = torch.empty(len(wanted), dtype=wide, device=hidden.device)
-        for part in iterate_chunks(len(wanted), len(weight), None):
-            logits = torch.mm(hidden[part].to(dtype), weight.T).to(wide)
+        for part in iterate_chunks(len(wanted), head.shape[0], None):
+            logits = multiply_head(hidden[part].to(dtype), head, trains=slopes is not None)
             slope = shape_logits(logits, shape)
             losses = row_losses(logits, wanted[part], None, None)
             found[part] = -losses.ce
             if slopes is not None:
                 gradient = losses.gradient if slope is None else losses.gradient.mul_(slope)
-                slopes[part] = torch.mm(gradient.to(dtype), weight).neg_()
+                slopes[part] = differentiate_head(gradient.to(dtype), head).neg_()
         ctx.slopes = slopes
         return found
 

@@ -23,6 +23,7 @@ from trainer.planning.model_config import read_shape
 from trainer.planning.replica import (
     busy_tokens,
     check_fits,
+    fits_device,
     peak_bytes,
     plan_memory,
     suggest_smaller,
@@ -63,6 +64,8 @@ log = logging.getLogger(__name__)
 
 _BATCH = 32
 """The most prompts that are continued together."""
+_SHORT = 16
+"""Tokens of the shortest samples that a refusal advises."""
 _Result = TypeVar("_Result")
 _Part = tuple[Sequence["Encoded"], KDWeights | None]
 """Samples of a step, and how they learn from a teacher."""
@@ -117,7 +120,7 @@ class TorchReplica:
             read_shape(model_dir),
             read_headers(model_dir),
             layout,
-            config,
+            config=config,
             accelerator=cuda,
             moments=moments,
             coordinates=coordinates,
@@ -141,17 +144,25 @@ class TorchReplica:
             free,
             evaluates=evaluates,
         )
+        resident = self._plan.resident
+        short = config.data.model_copy(update={"max_seq_len": _SHORT})
+        short = config.model_copy(update={"data": short})
+        shortest = plan(config=short, recompute=recompute, resident=resident)
         smaller = suggest_smaller(
-            config, self._plan.resident, recompute=recompute, evaluates=evaluates
+            config,
+            resident,
+            recompute=recompute,
+            evaluates=evaluates,
+            shorter=fits_device(shortest, free, _SHORT),
         )
         check_fits(self._plan, free, device, smaller)
         spare_memory(self._device, peak_bytes(self._plan, config), free)
-        model = load_model(model_dir, config, self._device, resident=self._plan.resident)
+        model = load_model(model_dir, config, self._device, resident=resident)
         freeze_a(model, model_dir, config)
         if recompute:
             recompute_activations(model)
         self._model: Any = model
-        if config.method == "full" and self._plan.resident is not None:
+        if config.method == "full" and resident is not None:
             self._weights = torch.empty(0)  # nothing of it trains
         else:
             self._weights = flatten_parameters(model, layout, self._device)
@@ -168,7 +179,7 @@ class TorchReplica:
         self.split = ShardSplit(config, self._plan, self._device)
         """The sizes of micro-batches and groups."""
         self._run_layers = run_in_turn
-        if self._plan.resident is not None and isinstance(model, Decoder):
+        if resident is not None and isinstance(model, Decoder):
             order = LayerMajorOrder(model.model, self._autocast, recompute=recompute)
             self._run_layers = order.run_group
 

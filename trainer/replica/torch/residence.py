@@ -10,12 +10,14 @@ from typing import Protocol, TypeVar
 import torch
 
 from trainer.config.run import Resident, RunConfig
+from trainer.model.families import explain_transformers_only
 from trainer.model.layout import GradientLayout
+from trainer.model.safetensors_headers import read_config
 from trainer.planning.devices import format_gib
 from trainer.planning.forward import ForwardPlan, ForwardSize, plan_forward, used_setup
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import USABLE, MemoryPlan, can_stream, choose_streamed
-from trainer.planning.resident_layers import choose_resident
+from trainer.planning.resident_layers import HEAD_STREAMED, choose_resident, stream_head
 from trainer.planning.strategy import TrainingSetup
 from trainer.replica.torch.device import available_bytes, spare_memory
 from trainer.system.errors import InputError
@@ -37,12 +39,18 @@ def choose_residents(
     device: str,
     plan: Callable[[int | None], _Plan],
     choose: Callable[[int], _Plan],
+    size: Callable[[_Plan], int],
+    usable: float,
+    length: int,
 ) -> _Plan:
     """Return the plan with the layers that are asked to stay, and log how many do.
 
     Args:
         plan: returns that of a number of resident layers; None: all.
         choose: returns the plan of so many layers where `auto` is asked.
+        size: returns the bytes of a plan.
+        usable: bytes of the device that it may fill.
+        length: the most tokens of a row.
     """
     layers = read_shape(model_dir).layers
     if isinstance(asked, int):
@@ -51,14 +59,18 @@ def choose_residents(
         found = plan(None)
     else:
         found = choose(layers)
+    if found.resident == 0 and not explain_transformers_only(read_config(model_dir), length):
+        found = stream_head(found, plan, size, usable)
     if found.resident is not None:
+        stay = max(0, found.resident)
         log.info(
-            "%s: %d of %d layers stay in memory, %d are read from %s at each use",
+            "%s: %d of %d layers stay in memory, %d are read from %s at each use%s",
             device,
-            found.resident,
+            stay,
             layers,
-            layers - found.resident,
+            layers - stay,
             model_dir,
+            ", and so is the head" if found.resident == HEAD_STREAMED else "",
         )
     return found
 
@@ -86,6 +98,9 @@ def plan_residents(
         device,
         plan,
         lambda layers: choose_streamed(plan, layers, config, available * USABLE),
+        lambda some: some.least,
+        available * USABLE,
+        config.data.max_seq_len,
     )
 
 
@@ -138,11 +153,14 @@ def plan_answers(
         str(device),
         plan_batch,
         lambda layers: choose_resident(plan_batch, layers, lambda some: some.total <= usable),
+        lambda some: some.total,
+        usable,
+        length,
     ).resident
     one, two = plan(chosen, 1), plan(chosen, 2)
     if one.total > usable:
         fewer = "ask for fewer tokens"
-        ways = fewer if chosen == 0 else f"use --resident auto, or {fewer}"
+        ways = fewer if chosen in (0, HEAD_STREAMED) else f"use --resident auto, or {fewer}"
         raise InputError(
             f"{device}: {model_dir} needs {format_gib(one.total)} GiB to continue a prompt to"
             f" {length} tokens, {format_gib(usable)} may be used; {ways}"

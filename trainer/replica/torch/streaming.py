@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.model.safetensors_headers import TensorHeader
+from trainer.planning.stored_layers import split_head
 from trainer.planning.vulkan_buffers import NF4_BLOCK
 from trainer.replica.torch.linear import import_bitsandbytes, packed_nf4_linear
 from trainer.replica.weights.frozen_weights import FrozenWeights
@@ -288,6 +290,46 @@ class StreamedEmbedding(nn.Module):
         rows = torch.from_numpy(self._table.read_rows(numbers.numpy()))
         found = rows.view(DTYPES[self._stored]).to(self._dtype)[places]
         return found.to(ids.device)
+
+
+class StreamedHead(nn.Module):
+    """A frozen head `[V, D]`, read in chunks of its rows: the layers of a stream of its own.
+
+    Args:
+        dtype: of the base; the file may have another one.
+    """
+
+    def __init__(
+        self, header: TensorHeader, name: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._stream, self._name, self._stored = LayerStream(dtype, device), name, header.dtype
+        self.shape = self.out_features, self.in_features = header.shape
+        row = (header.end - header.begin) // self.out_features
+        chunks = split_head(*self.shape)
+        for number, chunk in enumerate(chunks):
+            begin, end = (header.begin + place * row for place in (chunk.start, chunk.stop))
+            shape = chunk.stop - chunk.start, self.in_features
+            self._stream.add_weight(
+                number, name, replace(header, shape=shape, begin=begin, end=end)
+            )
+        self._chunks = len(chunks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., V]`, without a gradient."""
+        chunks = range(self._chunks)
+        parts = [F.linear(x, self.fetch_rows(each, x.dtype, trains=False)) for each in chunks]
+        return torch.cat(parts, -1)
+
+    def fetch_rows(self, chunk: int, dtype: torch.dtype, *, trains: bool) -> Tensor:
+        """Return a chunk of `split_head`, which nothing may refer to after the product.
+
+        Args:
+            trains: chunks are used again from the last to the first.
+        """
+        raw = self._stream.read(chunk, self._name, trains=trains)
+        rows = raw.view(DTYPES[self._stored]).view(-1, self.in_features)
+        return rows.to(self._stream.dtype).to(dtype)
 
 
 class FetchedWeight(Protocol):
