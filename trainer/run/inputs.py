@@ -58,14 +58,14 @@ class RunInputs:
     train: Dataset | LogitsFolder
     """Samples, or a teacher's logits; of a script the indices alone."""
     validation: Dataset | None
+    read_weights: Callable[[], np.ndarray]
+    """Returns the weights of step 0."""
     prompts: SamplePrompts | None = None
     """Those to answer, where they are read: by the coordinator."""
     own_prompts: Prompts | None = None
     """Those of a student that learns from its own answers."""
     reference: np.ndarray | None = None
     """The weights that task `dpo` compares with; None: those of the base."""
-    first: Callable[[], np.ndarray] | None = None
-    """Returns the weights of step 0; None: those of `model_dir` and the config."""
     script: UserScript | None = None
     """Has the model, where it computes."""
 
@@ -136,15 +136,19 @@ def read_inputs(
         train_file, validation_file = train_file.hold_out(fraction)
     train = taught or open_dataset(train_file)
     assert train is not None
-    reference = starting_weights(layout, model_dir, config) if config.has_reference else None
-    job = _make_job(config, run_id, layout, model_dir, _data_digest(config, taught))
+    read_weights = partial(starting_weights, layout, model_dir, config)
+    reference = read_weights() if config.has_reference else None
+    data = _data_digest(config, taught)
+    job = _make_job(config, run_id, layout, data, *_digest_model(config, model_dir))
     if reference is not None:  # members and resumed runs with another one are refused
         model = blake3(f"{job.model_digest}\0".encode() + reference.tobytes()).hexdigest()
         job = replace(job, model_digest=model)
     prompts = None if tell is None else _read_prompts(config, encoder, model_dir)
     validation = open_dataset(validation_file)
     inputs = RunInputs(
-        config, model_dir, layout, job, train, validation, prompts, reference=reference
+        *(config, model_dir, layout, job, train, validation, read_weights),
+        prompts=prompts,
+        reference=reference,
     )
     config.exchange.check_length(inputs.plan.total_inner)
     if tell is not None:
@@ -189,24 +193,16 @@ def _read_script_inputs(
         with speed_up_imports("torch"):
             from trainer.replica.script.user_script import UserScript
         made = UserScript(*terms)
-        facts, layout, first = made.facts, made.layout, made.read_weights
+        facts, layout, read_weights = made.facts, made.layout, made.read_weights
     else:
         facts, layout, weights = run_for_start(*terms)
-        first = partial(np.asarray, weights)  # the same array, not a copy
-    job = Job(
-        run_id=run_id,
-        config_digest=config.agreement_digest(),
-        layout_digest=layout.digest,
-        model_digest=blake3(f"{script.digest}\0{facts.frozen}".encode()).hexdigest(),
-        data_digest=facts.data,
-        motley_version=__version__,
-    )
+        read_weights = partial(np.asarray, weights)  # the same array, not a copy
+    model = blake3(f"{script.digest}\0{facts.frozen}".encode()).hexdigest()
+    job = _make_job(config, run_id, layout, facts.data, model)
     train: Any = range(facts.samples)
     validation: Any = range(facts.validation) if facts.validation else None
     inputs = RunInputs(
-        *(config, script.path.parent, layout, job, train, validation),
-        first=first,
-        script=made,
+        *(config, script.path.parent, layout, job, train, validation, read_weights), script=made
     )
     config.exchange.check_length(inputs.plan.total_inner)
     if config.training.early_stopping_patience and not facts.validation:
@@ -245,10 +241,11 @@ def read_student_inputs(
     validation = None
     if validation_file is not None:
         validation = validation_file.open_dataset(encoder, config.task, length)
-    job = _make_job(config, run_id, layout, model_dir, folder.digest)
+    job = _make_job(config, run_id, layout, folder.digest, *_digest_model(config, model_dir))
     prompts = _read_prompts(config, encoder, model_dir)
     own = read_own_prompts(config, folder.description, model_dir)
-    return RunInputs(config, model_dir, layout, job, folder, validation, prompts, own)
+    read_weights = partial(starting_weights, layout, model_dir, config)
+    return RunInputs(config, model_dir, layout, job, folder, validation, read_weights, prompts, own)
 
 
 def _read_prompts(config: RunConfig, encoder: Encoder, model_dir: Path) -> SamplePrompts | None:
@@ -259,18 +256,22 @@ def _read_prompts(config: RunConfig, encoder: Encoder, model_dir: Path) -> Sampl
     return SamplePrompts(path, data.columns, encoder, model_dir, new_tokens, data.max_seq_len)
 
 
+def _digest_model(config: RunConfig, model_dir: Path) -> tuple[str, str]:
+    """Return the digests of a model's files, and of its tensors alone."""
+    files = model_digest(model_dir, find_tokenizer(model_dir, config.model.adapter))
+    return files, weights_digest(model_dir)
+
+
 def _make_job(
-    config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path, data: str
+    config: RunConfig,
+    run_id: str,
+    layout: GradientLayout,
+    data: str,
+    model: str,
+    base: str | None = None,
 ) -> Job:
-    return Job(
-        run_id=run_id,
-        config_digest=config.agreement_digest(),
-        layout_digest=layout.digest,
-        model_digest=model_digest(model_dir, find_tokenizer(model_dir, config.model.adapter)),
-        data_digest=data,
-        motley_version=__version__,
-        base_digest=weights_digest(model_dir),
-    )
+    digest = config.agreement_digest()
+    return Job(run_id, digest, layout.digest, model, data, __version__, base)
 
 
 def _data_digest(config: RunConfig, taught: LogitsFolder | None) -> str:

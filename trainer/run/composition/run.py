@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.checkpoint.resume import continue_run
-from trainer.checkpoint.trained_model import starting_weights
 from trainer.data.metrics import class_scores
 from trainer.data.order import permute_epoch
 from trainer.data.soft_targets import compute_alpha
@@ -65,8 +64,7 @@ def make_coordinator(
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
         else:
-            read = inputs.first or partial(starting_weights, layout, inputs.model_dir, config)
-            state, generation = TrainState.create(read()), 0
+            state, generation = TrainState.create(inputs.read_weights()), 0
         write_run_file(config, job.run_id)
         recorder = make_recorder(plan)
     recorder.resume(restored)
@@ -205,7 +203,7 @@ def make_student(
             log.info("compiling the layers during the first steps ...")
             replica.compile_layers()
         if not restored:
-            replica.write_trainable(starting_weights(layout, inputs.model_dir, config))
+            replica.write_trainable(inputs.read_weights())
         optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)
         step, position, rounds = 0, Position(), ""
         if restored:

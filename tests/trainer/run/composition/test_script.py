@@ -110,8 +110,8 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
     inputs = read_inputs(config, "run", script=read_script(script))
     facts, layout, weights = run_for_start(read_script(script), 0, PATIENCE)
     assert layout == inputs.layout
-    assert inputs.first is not None
-    assert inputs.first().tobytes() == weights.tobytes()
+    assert inputs.script is not None
+    assert inputs.read_weights().tobytes() == weights.tobytes()
     assert (facts.samples, facts.validation) == (48, 12)
     asked = (
         "import sys\nfrom pathlib import Path\nfrom trainer.config.run import load_config\n"
