@@ -71,7 +71,7 @@ def header(**changes: int | bytes) -> bytes:
     """Return a header with a right checksum whatever it says, and no payload behind it."""
     fields: dict[str, int | bytes] = {
         "magic": b"MTLY",
-        "version": 11,
+        "version": 12,
         "type": int(MessageType.HEARTBEAT),
         "codec": 0,
         "flags": 0,
@@ -178,7 +178,7 @@ def test_garbage_is_refused(garbage: bytes):
     ("changes", "reason"),
     [
         ({"magic": b"HTTP"}, "does not use Motley's protocol"),
-        ({"version": 2}, "version 2, this side 11: install the same Motley"),
+        ({"version": 2}, "version 2, this side 12: install the same Motley"),
         ({"type": 0}, "unknown message type 0"),
         ({"type": 200}, "unknown message type 200"),
         ({"flags": 1}, "unknown flags 0x1"),
