@@ -87,6 +87,9 @@ _OF_LANGUAGE_MODELS = (
     *("lora.use_rslora", "training.sample_tokens"),
 )
 """Settings of which a script has its own, or no use."""
+_PATHS = ("model.path", "data.train")
+"""Paths that are `trainer.config.run.SCRIPT` if a script has the model and data."""
+_OWN = "{name}: a script has its own model, data and loss; leave it out"
 _ABLE = " or ".join(TORCH_BACKENDS)
 _TORCH = f"--gpu-backend {_ABLE}"
 _ROUNDS = (
@@ -189,14 +192,8 @@ REFUSALS: tuple[Refusal, ...] = (
         )
         for strategy in ("fsdp", "tensor")
     ),
-    *(
-        Refusal(
-            name,
-            ("script",),
-            "{name}: a script has its own model, data and loss; leave it out",
-        )
-        for name in _OF_LANGUAGE_MODELS
-    ),
+    *(Refusal(name, ("script",), _OWN, lambda path: path != "script") for name in _PATHS),
+    *(Refusal(name, ("script",), _OWN) for name in _OF_LANGUAGE_MODELS),
     Refusal(
         "training.precision fp16",
         ("script",),
@@ -278,7 +275,6 @@ NEEDS_TORCH: tuple[Engine, ...] = ("ring", "ranks", "parallel", "ddp", "fsdp", "
 
 _SUPPORTED = """
 name output tracking
-model.path data.train
 optimizer.learning_rate optimizer.scheduler optimizer.warmup_ratio optimizer.decay_ratio
 optimizer.final_ratio optimizer.weight_decay optimizer.beta1 optimizer.beta2 optimizer.epsilon
 optimizer.max_grad_norm

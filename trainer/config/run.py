@@ -171,10 +171,6 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        if self.task == SCRIPT and {self.model.path, self.data.train} != {SCRIPT}:
-            raise ValueError(
-                "model.path and data.train: a script has its own model and data; leave them out"
-            )
         for_script = explain_refusal(self, "script") if self.task == SCRIPT else None
         for_ring = explain_refusal(self, "ring") if self.exchange.is_ring else None
         for_parts = None if self.parallel.is_ddp_only else explain_refusal(self, "parallel")

@@ -47,6 +47,7 @@ VALUES: dict[str, Any] = {
     "lora.layers_to_transform": [0],
     "lora.use_dora": True,
     "lora.modules_to_save": ["lm_head"],
+    "model.path": "elsewhere",
     "model.adapter": "adapter",
     "model.resident": 4,
     "training.label_smoothing": 0.1,
@@ -59,6 +60,7 @@ VALUES: dict[str, Any] = {
     "dpo.beta": 0.2,
     "model.dtype": "bfloat16",
     "model.quantization": "nf4",
+    "data.train": "elsewhere.jsonl",
     "data.validation": "held_out.jsonl",
     "data.validation_fraction": 0.1,
     "data.max_seq_len": 7,
@@ -138,7 +140,7 @@ def test_a_config_of_a_script_is_refused_what_a_script_has_itself() -> None:
     with pytest.raises(InputError, match=r"lora\.lora_rank: a script has its own model"):
         load_config(None, {"task": SCRIPT, "lora.lora_rank": 8})
     for key in ("model.path", "data.train"):
-        with pytest.raises(InputError, match="a script has its own model and data"):
+        with pytest.raises(InputError, match=f"{key}: a script has its own model"):
             load_config(None, {"task": SCRIPT, key: "elsewhere"})
     for key in ("script", "model.script"):  # no config names what runs
         with pytest.raises(InputError, match=key.rpartition(".")[2]):

@@ -127,7 +127,9 @@ class ScriptReplica:
             with report_faults("dataset"):
                 samples: Any = [values[index] for index in batch[start : start + self.limit]]
             with report_faults("collate"):
-                samples = tree_map(self._move_value, functions.collate(samples))
+                samples = functions.collate(samples)
+                if self._device.type != "cpu":
+                    samples = tree_map(self._move_value, samples)
             with report_faults("loss"), self._autocast:
                 loss, divisor = checks.check_loss(functions.loss(self._model, samples))
             yield samples, loss, divisor, start + self.limit >= len(batch)

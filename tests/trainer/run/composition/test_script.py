@@ -379,8 +379,8 @@ def test_a_script_that_hangs_ends_the_process_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--script", "train.py", "--data", "x.jsonl"], "a script has its own model and data"),
-        (["model", "--script", "train.py"], "a script has its own model and data"),
+        (["--script", "train.py", "--data", "x.jsonl"], "data.train: a script has its own model"),
+        (["model", "--script", "train.py"], "model.path: a script has its own model"),
         (["--script", "train.py", "--task", "dpo"], "leave out --task dpo"),
         (["--script", "train.py", "--method", "lora"], "method lora: a script has its own"),
         (["--script", "train.py", "--max-seq-len", "9"], "data.max_seq_len: a script has its own"),
