@@ -37,11 +37,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    model = init_model(data, tmp_path_factory.mktemp("large") / "model", ModelSizes())
-    tree = json.loads((model / "config.json").read_text()) | SIZES
-    weights = write_model(model, tree, "F32") / "model.safetensors"
-    assert 0.45 * weights.stat().st_size > LIMIT
+    model = make_model(tmp_path_factory.mktemp("large"), data, SIZES)
+    assert 0.45 * (model / "model.safetensors").stat().st_size > LIMIT
     return model
+
+
+def make_model(folder: Path, data: Path, sizes: dict[str, int]) -> Path:
+    model = init_model(data, folder / "model", ModelSizes())
+    tree = json.loads((model / "config.json").read_text()) | sizes
+    return write_model(model, tree, "F32")
 
 
 SETTINGS = {
@@ -71,17 +75,33 @@ COMMANDS = {
 def test_a_model_larger_than_the_memory_of_its_process_is_used(
     large_model: Path, data: Path, tmp_path: Path, use: str
 ) -> None:
-    with (large_model / "model.safetensors").open("rb") as file:  # its pages count where read
+    paths = {"MODEL": large_model, "DATA": data, "OUT": tmp_path / "out"}
+    assert " of 24 layers stay in memory" in run_within(LIMIT, use, paths, tmp_path / "log")
+
+
+@pytest.mark.parametrize("use", ["finetune", "generate"])
+def test_a_head_that_leaves_no_memory_for_the_rest_is_read_in_chunks(
+    data: Path, tmp_path: Path, use: str
+) -> None:
+    """622 MB of 1,000, which interpreter, torch, logits and two layers need, too."""
+    sizes = SIZES | {"num_hidden_layers": 4, "intermediate_size": 2048, "vocab_size": 151_936}
+    paths = {"MODEL": make_model(tmp_path, data, sizes), "DATA": data, "OUT": tmp_path / "out"}
+    log = run_within(1_000_000_000, use, paths, tmp_path / "log")
+    assert "0 of 4 layers stay in memory" in log
+    assert "at each use, and so is the head" in log
+
+
+def run_within(limit: int, use: str, paths: dict[str, Path], log: Path) -> str:
+    """Return what a command logs that has so many bytes."""
+    with (paths["MODEL"] / "model.safetensors").open("rb") as file:  # its pages count where read
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    paths = {"MODEL": large_model, "DATA": data, "OUT": tmp_path / "out"}
     words = [str(paths.get(word, word)) for word in COMMANDS[use]]
     command = [sys.executable, "-m", "trainer.cli", *words, "--gpu-backend", "cpu"]
-    log = tmp_path / "log"
     try:
-        with limit_memory(LIMIT) as join, log.open("wb") as written:
+        with limit_memory(limit) as join, log.open("wb") as written:
             process = subprocess.run([*join, *command], stdout=written, stderr=written, check=False)
     except NoControlGroupError as error:
         pytest.skip(f"needs root for a control group: {error}")
     assert process.returncode == 0, log.read_text()
-    assert " of 24 layers stay in memory" in log.read_text()
+    return log.read_text()
