@@ -162,6 +162,8 @@ class SpendLedger:
                     os.ftruncate(descriptor, size)
                 raise
         finally:
+            with contextlib.suppress(OSError):  # which a process forked meanwhile has, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 

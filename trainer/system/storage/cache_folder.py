@@ -225,4 +225,6 @@ def _lock_cache(root: Path) -> Iterator[None]:
                 time.sleep(_LOOK)
         yield
     finally:
+        with suppress(OSError):  # which a process forked meanwhile has, too
+            fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)

@@ -180,3 +180,26 @@ def test_a_number_that_cannot_be_is_named(field: str, value: str) -> None:
     with pytest.raises(InputError, match=r"spend\.jsonl:1: not a line of spending") as caught:
         parse_spend(f'{{"run_id": "r", "host": "h", {text}}}\n'.encode(), "spend.jsonl")
     assert "\n" not in str(caught.value)
+
+
+def test_a_process_that_is_forked_during_a_write_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another thread of a coordinator, which starts a worker or a command."""
+    waits, ends = os.pipe()
+    children: list[int] = []
+
+    def sync(_descriptor: int) -> None:
+        if not (child := os.fork()):
+            os.read(waits, 1)
+            os._exit(0)
+        children.append(child)
+
+    file = SpendLedger(tmp_path / "spend.jsonl")
+    with monkeypatch.context() as slow:
+        slow.setattr(os, "fdatasync", sync)
+        file.append_records([record(until=1.0)])
+    file.append_records([record(until=2.0)])
+    os.write(ends, b"!")
+    os.waitpid(children[0], 0)
+    assert [each.until for each in file.read_records()] == [1.0, 2.0]
