@@ -30,7 +30,7 @@ from launcher.cli import cli as launch
 from launcher.runs.preflight.inspection import CHECKS
 from scripts.generated_pages import update_pages
 from trainer.cli import trainer
-from trainer.config.capabilities import ENGINE_TITLES, NEEDS_TORCH, REFUSALS
+from trainer.config.capabilities import CONDITIONS, ENGINE_TITLES, NEEDS_TORCH, REFUSALS
 from trainer.config.run import RunConfig
 from trainer.exchange.protocol import messages
 from trainer.planning.decision import ROOT, Leaf, Rule
@@ -155,6 +155,16 @@ def render_capabilities() -> str:
     )
     titles = "".join(f"- {key}: {text}\n" for key, text in ENGINE_TITLES.items() if key in engines)
     return f"{titles}\n{render('| setting | ' + ' | '.join(engines) + ' |', rows)}"
+
+
+def render_conditions() -> str:
+    """Return the settings that are used only with values of others; a whole section by its name."""
+    found = {
+        "lora" if name.startswith("lora.") else name: row.needs
+        for row in CONDITIONS
+        for name in row.settings
+    }
+    return render("| setting | is used with |", ([f"`{name}`", by] for name, by in found.items()))
 
 
 Commands = dict[str, tuple[click.Command, click.Context]]
@@ -314,6 +324,7 @@ def draw_strategy_rules() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "settings": lambda: render("| key | values | default | meaning |", setting_rows(RunConfig)),
     "capabilities": render_capabilities,
+    "conditions": render_conditions,
     "launch-commands": lambda: describe_commands(find_commands(launch, "launch")),
     "trainer-commands": lambda: describe_commands(find_commands(trainer, "trainer")),
     "launch-exit-codes": describe_launch_exits,

@@ -74,7 +74,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     from trainer.config.run import load_config
     from trainer.data.sources import find_data, refuse_pipe
     from trainer.model.files import local_model
-    from trainer.planning.defaults import HELD_OUT, derive_settings, provisional_task
+    from trainer.planning.defaults import HELD_OUT, derive_settings, provisional_settings
 
     if source is not None:
         given = {"model.path": model, "data.train": data}
@@ -85,7 +85,9 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         for line in lines:
             render.print_line(line)
         return
-    config = load_config(None, {"model.path": model, "data.train": data, **provisional_task({})})
+    config = load_config(
+        None, {"model.path": model, "data.train": data, **provisional_settings({})}
+    )
     folder = local_model(Path(model))
     if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
         refuse_pipe(Path(data))

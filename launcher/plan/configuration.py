@@ -20,7 +20,7 @@ from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import SCRIPT, RunConfig, anchor_path
 from trainer.config.script import Script
-from trainer.planning.defaults import provisional_task
+from trainer.planning.defaults import provisional_settings
 
 DEFAULT_PRESET = "quickstart"
 _PATHS = (
@@ -153,7 +153,7 @@ def _rest_of_own(given: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "data.train" not in given and not given.get("data.validation_fraction"):
         rest["data.validation"] = quickstart.data.validation
-    return rest | provisional_task(given)
+    return rest | provisional_settings(given)
 
 
 def resolve_job(

@@ -18,7 +18,7 @@ from trainer.config.run import SCRIPT, RunConfig
 from trainer.config.script import read_script
 from trainer.data.sources import refuse_pipe
 from trainer.model.files import resolve_model
-from trainer.planning.defaults import derive_settings, format_table, own_rooms, provisional_task
+from trainer.planning.defaults import derive_settings, format_table, own_rooms, provisional_settings
 from trainer.run.composition import preload
 from trainer.run.distributed.environment import Environment, read_environment
 from trainer.system.backends import RequestedBackend
@@ -147,7 +147,9 @@ def finetune(
     if script is not None and given.setdefault("task", SCRIPT) != SCRIPT:
         raise InputError(f"--script: its loss is its task; leave out --task {given['task']}")
     derives = source is None and script is None
-    config = run_config.load_config(source, provisional_task(given) | given if derives else given)
+    config = run_config.load_config(
+        source, provisional_settings(given) | given if derives else given
+    )
     if script is None and config.task == SCRIPT:
         raise InputError("task script: name the script with --script FILE; no config names one")
     if script is None and digest:

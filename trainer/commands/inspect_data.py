@@ -57,12 +57,12 @@ def inspect_data(
     from trainer.model.class_names import read_class_names
     from trainer.model.files import resolve_model
     from trainer.model.safetensors_headers import read_config
-    from trainer.planning.defaults import derive_settings, provisional_task
+    from trainer.planning.defaults import derive_settings, provisional_settings
     from trainer.system.process.slow_log import log_if_slow
 
     given = collect_overrides(flags, {"task": "task"}, settings)
     paths = {"model.path": model or "none", "data.train": str(file)}
-    config = load_config(None, {**paths, **provisional_task(given), **given})
+    config = load_config(None, paths | provisional_settings(paths | given) | given)
     folder = resolve_model(model) if model is not None else None
     found = {part.key: part.value for part in derive_settings(config, given, folder, ())}
     config = config.with_settings(found)

@@ -1,7 +1,7 @@
 """The settings and backends that an engine refuses, each with a sentence; it follows all others.
 
 This is the only place that says so. A setting that is in no row fails a test; docs/config.md shows
-the table.
+the table, and that of the settings that are used only with a value of another one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from trainer.config.exchange import MIN_RING_SIZE
+from trainer.config.lora import LoraSettings
 from trainer.system.backends import BACKENDS, TORCH_BACKENDS, Backend, RequestedBackend
 from trainer.system.errors import InputError
 
@@ -53,9 +54,6 @@ class Refusal:
 
     def explain(self, config: BaseModel) -> str | None:
         """Return the sentence if a config has a refused value."""
-        method, task = getattr(config, "method", ""), getattr(config, "task", "")
-        if self.setting.startswith(_ADAPTER_SETTINGS) and method != "lora" and task != "script":
-            return None
         value, default = _read_setting(config, self.setting)
         if only := self.name.partition(" ")[2]:
             refused = value == only
@@ -64,8 +62,18 @@ class Refusal:
         return self.sentence.format(name=self.name, value=value) if refused else None
 
 
-_ADAPTER_SETTINGS = ("lora.", "model.adapter")
-"""Begins the settings that have no effect where all weights train."""
+@dataclass(frozen=True)
+class Condition:
+    """Settings that are used only with some values of others."""
+
+    settings: tuple[str, ...]
+    """Dotted paths."""
+    needs: str
+    """The other setting with its values."""
+    is_met: Callable[[Any], bool]
+    """Whether a run config has them."""
+
+
 _WHOLE_MODEL = (
     "lora.freeze_a",
     "lora.layers_to_transform",
@@ -100,11 +108,6 @@ _CHOSEN_BY_SETTINGS: tuple[Engine, ...] = ("ring", "parallel")
 _STARTED_TOGETHER: tuple[Engine, ...] = ("ranks", "ddp", "fsdp", "tensor")
 _PARALLEL = ("parallel.data", "parallel.tensor", "parallel.pipeline.stages")
 _COORDINATOR_SETTINGS = (
-    "exchange.inner_steps",
-    "exchange.rounds_after",
-    "exchange.outer_learning_rate",
-    "exchange.outer_momentum",
-    "exchange.flush_every",
     "exchange.codec",
     "exchange.split",
     "exchange.heartbeat",
@@ -172,6 +175,15 @@ REFUSALS: tuple[Refusal, ...] = (
             "{name} {value}: needs a coordinator, which --distributed does not have; leave it out",
         )
         for setting in _COORDINATOR_SETTINGS
+    ),
+    *(
+        Refusal(
+            setting,
+            ("student",),
+            "{name} {value}: needs a run of several, which a student on its own is not; leave it"
+            " out",
+        )
+        for setting in (*_COORDINATOR_SETTINGS, "exchange.hash_every", "exchange.join_deadline")
     ),
     Refusal(
         "distillation",
@@ -270,6 +282,62 @@ REFUSALS: tuple[Refusal, ...] = (
 )
 """In the order in which they are reported."""
 
+CONDITIONS: tuple[Condition, ...] = (
+    Condition(
+        (
+            "exchange.inner_steps",
+            "exchange.rounds_after",
+            "exchange.outer_learning_rate",
+            "exchange.outer_momentum",
+            "exchange.flush_every",
+        ),
+        "exchange.schedule rounds",
+        lambda config: config.exchange.has_rounds,
+    ),
+    Condition(
+        tuple(f"lora.{name}" for name in LoraSettings.model_fields),
+        "method lora",
+        lambda config: config.method == "lora",
+    ),
+    Condition(("dpo.beta",), "task dpo", lambda config: config.task == "dpo"),
+    Condition(
+        ("training.label_smoothing", "training.class_weights"),
+        "task classify",
+        lambda config: config.task == "classify",
+    ),
+    Condition(
+        ("training.sample_every", "training.sample_tokens"),
+        "training.sample_prompts",
+        lambda config: config.training.sample_prompts is not None,
+    ),
+    Condition(
+        ("training.evaluate_every",),
+        "data.validation or data.validation_fraction",
+        lambda config: config.may_validate,
+    ),
+    Condition(
+        ("optimizer.final_ratio",),
+        "optimizer.scheduler linear, cosine or wsd",
+        lambda config: config.optimizer.scheduler != "constant",
+    ),
+    Condition(
+        ("parallel.pipeline.schedule", "parallel.pipeline.microbatches"),
+        "parallel.pipeline.stages 2 or more",
+        lambda config: config.parallel.pipeline.stages > 1,
+    ),
+    Condition(
+        ("distillation.temperature", "distillation.divergence"),
+        "distillation.alpha, alpha_final or on_policy",
+        lambda config: config.distillation is None or config.distillation.has_divergence,
+    ),
+    Condition(
+        ("distillation.on_policy.beta",),
+        "distillation.on_policy.divergence jsd",
+        lambda config: config.distillation.on_policy.divergence == "jsd",
+    ),
+)
+"""In the order in which they are reported."""
+
 NEEDS_TORCH: tuple[Engine, ...] = ("ring", "ranks", "parallel", "ddp", "fsdp", "tensor")
 """Engines of torch.distributed: they refuse a backend on which torch does not compute."""
 
@@ -280,7 +348,8 @@ optimizer.final_ratio optimizer.weight_decay optimizer.beta1 optimizer.beta2 opt
 optimizer.max_grad_norm
 training.epochs training.max_steps training.batch_size training.micro_batch_size
 training.seed training.evaluate_every training.early_stopping_patience
-exchange.hash_every exchange.join_deadline
+exchange.inner_steps exchange.rounds_after exchange.outer_learning_rate exchange.outer_momentum
+exchange.flush_every
 checkpoint.every checkpoint.keep_last checkpoint.folder
 parallel.sequence parallel.pipeline.schedule parallel.pipeline.microbatches parallel.timeout
 distillation.alpha distillation.alpha_final distillation.temperature
@@ -298,6 +367,19 @@ def explain_refusal(config: BaseModel, *engines: Engine) -> str | None:
     """Return the first sentence by which engines refuse a config; None if they follow it."""
     rows = (row for row in REFUSALS if not {*engines}.isdisjoint(row.engines))
     return next((sentence for row in rows if (sentence := row.explain(config))), None)
+
+
+def explain_unused(config: BaseModel) -> str | None:
+    """Return a sentence on the first setting that a run config would not use; None: there is none.
+
+    A default is not one: a file may list all settings.
+    """
+    for row in CONDITIONS:
+        for setting in row.settings:
+            value, default = _read_setting(config, setting)
+            if value != default and not row.is_met(config):
+                return f"{setting} {value}: used only with {row.needs}; leave it out, or set that"
+    return None
 
 
 def check_capability(config: BaseModel, *engines: Engine) -> None:

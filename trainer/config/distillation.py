@@ -65,3 +65,8 @@ class DistillationConfig(Section):
     around the mixture."""
     on_policy: OnPolicyConfig | None = None
     """Learning from answers of the student's own, too; null: only from the corpus."""
+
+    @property
+    def has_divergence(self) -> bool:
+        """Whether a step may compute it."""
+        return bool(self.alpha or self.alpha_final or self.on_policy)

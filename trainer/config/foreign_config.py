@@ -96,12 +96,12 @@ def convert_config(program: Program, tree: Tree, folder: Path) -> ConvertedConfi
         except NoSettingError as why:
             if key in tree:  # a default fails with the key given that its rule combines it with
                 taken.skipped[key] = str(why)
-    if "method" not in taken.settings:
-        taken.settings["method"] = "full"
-    if taken.settings["method"] == "full":
-        for key in [key for key in taken.settings if key.startswith("lora.")]:
-            del taken.settings[key]
-        assumed = {key: value for key, value in assumed.items() if not key.startswith("lora_")}
+    full = taken.settings.setdefault("method", "full") == "full"
+    unused = ("lora.",) * full + ("dpo.",) * (taken.settings["task"] != "dpo")
+    if not {"data.validation", "data.validation_fraction"} & taken.settings.keys():
+        unused += ("training.evaluate_every",)
+    taken.settings = {key: of for key, of in taken.settings.items() if not key.startswith(unused)}
+    assumed = {key: of for key, of in assumed.items() if not (full and key.startswith("lora_"))}
     if taken.settings["task"] == "dpo":
         for key, (setting, why) in _REFERENCE.items():
             if key in program.rules and taken.settings.pop(setting, None) is not None:
@@ -251,13 +251,14 @@ def _convert_scheduler(value: Any, tree: Tree) -> Settings:
     if value not in _SCHEDULERS:
         raise NoSettingError(f"{value!r}: set optimizer.scheduler ({', '.join(_SCHEDULERS)})")
     final = tree.get("cosine_min_lr_ratio") or 0  # of transformers' schedulers, if none is given
-    return {"optimizer.scheduler": _SCHEDULERS[value], "optimizer.final_ratio": final}
+    falls = {} if (name := _SCHEDULERS[value]) == "constant" else {"optimizer.final_ratio": final}
+    return {"optimizer.scheduler": name, **falls}
 
 
 def _convert_fraction(value: Any, _: Tree) -> Settings:
     if not isinstance(value, int | float) or not 0 <= value < 1:
         raise NoSettingError("is a number of samples; set the fraction data.validation_fraction")
-    return {"data.validation_fraction": value}
+    return {"data.validation_fraction": value} if value else {}
 
 
 def _make_steps_rule(setting: str) -> Rule:

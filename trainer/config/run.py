@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
-from trainer.config.capabilities import explain_refusal
+from trainer.config.capabilities import explain_refusal, explain_unused
 from trainer.config.data import DataConfig
 from trainer.config.distillation import DistillationConfig
 from trainer.config.exchange import ExchangeConfig, RoundSettings
@@ -174,7 +174,7 @@ class RunConfig(Section):
         for_script = explain_refusal(self, "script") if self.task == SCRIPT else None
         for_ring = explain_refusal(self, "ring") if self.exchange.is_ring else None
         for_parts = None if self.parallel.is_ddp_only else explain_refusal(self, "parallel")
-        if refused := for_script or for_ring or for_parts:
+        if refused := for_script or for_ring or for_parts or explain_unused(self):
             raise ValueError(refused)
         if self.model.adapter is not None and (self.method == "full" or self.lora.freeze_a):
             raise ValueError("model.adapter needs method lora, without lora.freeze_a")
@@ -183,11 +183,6 @@ class RunConfig(Section):
         if self.task != "classify" and self.num_classes is not None:
             raise ValueError("num_classes and class_names are only allowed when task is classify")
         loss = self.training
-        if self.task != "classify" and (loss.label_smoothing or loss.class_weights):
-            raise ValueError(
-                "training.label_smoothing and training.class_weights are only allowed when task is"
-                " classify"
-            )
         if loss.class_weights is not None and len(loss.class_weights) != self.num_classes:
             raise ValueError(f"training.class_weights must be {self.num_classes} whole numbers")
         if self.class_names is not None and len(set(self.class_names)) != self.num_classes:
@@ -212,10 +207,8 @@ class RunConfig(Section):
                 "data.validation_fraction must be 0 with distillation: a teacher's logits"
                 " cannot be held out; give data.validation"
             )
-        held_out = self.data.validation is not None or self.data.validation_fraction > 0
-        validates = held_out or self.task == SCRIPT  # which a script's data tells later
         if self.training.early_stopping_patience and not (
-            validates and self.training.evaluate_every
+            self.may_validate and self.training.evaluate_every
         ):
             raise ValueError(
                 "training.early_stopping_patience counts validations: set training.evaluate_every,"
@@ -223,8 +216,6 @@ class RunConfig(Section):
             )
         if self.training.sample_prompts is not None and self.task == "classify":
             raise ValueError("training.sample_prompts needs another task: a class is not an answer")
-        if self.training.sample_every and self.training.sample_prompts is None:
-            raise ValueError("training.sample_every needs training.sample_prompts: a file of them")
         if self.training.pack and self.task != "causal-lm":
             raise ValueError("training.pack needs task causal-lm: a row has one class or answer")
         if self.task == "dpo":
@@ -255,6 +246,12 @@ class RunConfig(Section):
                 "merge"
                 " what was trained into a model, and begin from that"
             )
+
+    @property
+    def may_validate(self) -> bool:
+        """Whether data is held out; a script's data tells that later."""
+        held_out = self.data.validation is not None or self.data.validation_fraction > 0
+        return held_out or self.task == SCRIPT
 
     @property
     def has_reference(self) -> bool:
@@ -323,12 +320,8 @@ class RunConfig(Section):
         return _flatten(self.model_dump(mode="json"))
 
     def _shared_settings(self) -> dict[str, Any]:
-        """Return the settings that members share, by their dotted paths; unused ones left out."""
+        """Return the settings that members share, by their dotted paths."""
         tree = self.model_dump(mode="json")
-        if self.method == "full":
-            del tree["lora"]
-        if self.task != "dpo":
-            del tree["dpo"]
         if self.training.max_steps is not None:
             del tree["training"]["epochs"]  # the steps decide
         for name in RoundSettings.model_fields:
@@ -427,4 +420,6 @@ def load_config(source: str | Path | None, overrides: Mapping[str, Any] | None =
     given = dict(overrides or {})
     if not {"data.train", "data"}.isdisjoint(given) and is_preset(source):
         given.setdefault("data.validation", None)  # a preset's is of its own data
+        if not given["data.validation"] and not given.get("data.validation_fraction"):
+            given.setdefault("training.evaluate_every", 0)
     return load_settings(RunConfig, source, list_presets(), given)

@@ -70,11 +70,25 @@ class Derived:
     why: str
 
 
-def provisional_task(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task to load a config with until `derive_settings` knows the right one."""
-    classes = given.get("num_classes") or given.get("class_names")
-    task = given.get("task") or ("classify" if classes else "causal-lm")
-    return {"task": task, **({"num_classes": 2} if task == "classify" and not classes else {})}
+_TASKS = {
+    **dict.fromkeys(("num_classes", "class_names"), "classify"),
+    **dict.fromkeys(("training.label_smoothing", "training.class_weights"), "classify"),
+    "dpo.beta": "dpo",
+}
+"""The task of which a setting is."""
+
+
+def provisional_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings to load a config with until `derive_settings` knows the right ones."""
+    of_given = (task for key, task in _TASKS.items() if given.get(key))
+    found: dict[str, Any] = {"task": given.get("task") or next(of_given, "causal-lm")}
+    if found["task"] == "classify" and not (given.get("num_classes") or given.get("class_names")):
+        weights = given.get("training.class_weights")
+        found["num_classes"] = max(2, len(weights)) if isinstance(weights, list) else 2
+    validates = given.get("training.evaluate_every") and "data.train" in given
+    if validates and not {"data.validation", "data.validation_fraction"} & set(given):
+        found["data.validation_fraction"] = HELD_OUT
+    return found
 
 
 def derive_settings(

@@ -205,10 +205,9 @@ def _read_script_inputs(
         *(config, script.path.parent, layout, job, train, validation, read_weights), script=made
     )
     config.exchange.check_length(inputs.plan.total_inner)
-    if config.training.early_stopping_patience and not facts.validation:
+    if config.training.evaluate_every and not facts.validation:
         raise InputError(
-            "training.early_stopping_patience counts validations, and"
-            f" {script.path} has no dataset('validation')"
+            f"training.evaluate_every: {script.path} has no dataset('validation'); leave it out"
         )
     return inputs
 

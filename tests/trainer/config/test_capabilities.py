@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.config.capabilities import (
+    CONDITIONS,
     ENGINE_TITLES,
     NEEDS_TORCH,
     REFUSALS,
@@ -24,11 +25,8 @@ VALUES: dict[str, Any] = {
     "exchange.topology": "ring",
     "exchange.codec": "int8",
     "exchange.schedule": "rounds",
-    "exchange.inner_steps": 7,
-    "exchange.rounds_after": 7,
-    "exchange.outer_learning_rate": 0.5,
-    "exchange.outer_momentum": 0.5,
-    "exchange.flush_every": 7,
+    "exchange.hash_every": 7,
+    "exchange.join_deadline": 7.0,
     "exchange.split": [1, 1],
     "exchange.heartbeat": 0.25,
     "exchange.lost_after": 9.0,
@@ -80,6 +78,42 @@ VALUES: dict[str, Any] = {
 }
 """A value of each refused setting."""
 CASES = [(row.setting, engine) for row in REFUSALS for engine in row.engines]
+
+
+CAUSAL: dict[str, Any] = {"task": "causal-lm", "num_classes": None}
+ANSWERS = DISTILLS | {"distillation.on_policy.prompts": "prompts.jsonl"}
+CONTEXTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "exchange.schedule rounds": ({}, {"exchange.schedule": "rounds"}),
+    "method lora": ({"method": "full"}, {}),
+    "task dpo": ({}, {"task": "dpo", "num_classes": None}),
+    "task classify": (CAUSAL, {"num_classes": 2}),
+    "training.sample_prompts": (CAUSAL, CAUSAL | {"training.sample_prompts": "prompts.jsonl"}),
+    "data.validation or data.validation_fraction": ({"data.validation": None}, {}),
+    "optimizer.scheduler linear, cosine or wsd": ({"optimizer.scheduler": "constant"}, {}),
+    "parallel.pipeline.stages 2 or more": ({}, {"parallel.pipeline.stages": 2}),
+    "distillation.alpha, alpha_final or on_policy": (
+        DISTILLS | {"distillation.alpha": 0.0},
+        DISTILLS,
+    ),
+    "distillation.on_policy.divergence jsd": (
+        ANSWERS,
+        ANSWERS | {"distillation.on_policy.divergence": "jsd"},
+    ),
+}
+"""Settings with which those of a condition are not used, and are."""
+USED = VALUES | {
+    "exchange.inner_steps": 7,
+    "exchange.rounds_after": 7,
+    "exchange.outer_learning_rate": 0.5,
+    "exchange.outer_momentum": 0.5,
+    "exchange.flush_every": 7,
+    "training.evaluate_every": 7,
+    "optimizer.final_ratio": 0.5,
+    "parallel.pipeline.schedule": "gpipe",
+    "parallel.pipeline.microbatches": 8,
+    "distillation.temperature": 2.0,
+    "distillation.on_policy.beta": 0.2,
+}
 
 
 def script_with(setting: str) -> RunConfig:
@@ -147,9 +181,24 @@ def test_a_config_of_a_script_is_refused_what_a_script_has_itself() -> None:
             load_config(None, {"task": SCRIPT, key: "train.py"})
 
 
-def test_settings_of_adapters_do_not_count_where_all_weights_train() -> None:
-    given = {"method": "full", "lora.use_dora": True}
-    assert explain_refusal(load_config("quickstart", given), "wgpu", "parallel") is None
+@pytest.mark.parametrize(
+    ("needs", "setting"), [(row.needs, name) for row in CONDITIONS for name in row.settings]
+)
+def test_a_setting_that_is_used_only_with_another_one_is_refused_without(
+    needs: str, setting: str
+) -> None:
+    unused, used = CONTEXTS[needs]
+    given = {setting: USED[setting]}
+    with pytest.raises(InputError) as raised:
+        load_config("quickstart", unused | given)
+    line = f"config: {setting} {{}}: used only with {needs}; leave it out, or set that"
+    assert line.partition("{}")[2] in str(raised.value)
+    assert f"config: {setting} " in str(raised.value)
+    assert load_config("quickstart", used | given)
+    default = load_config(None, {"model.path": "m", "data.train": "d", "num_classes": 2})
+    given[setting] = default.flatten_settings().get(setting)
+    if given[setting] is not None:  # a file may list all settings
+        assert load_config("quickstart", unused | given)
 
 
 @pytest.mark.parametrize("engine", ENGINE_TITLES)

@@ -90,17 +90,12 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
             {"task": "causal-lm"},
             "config: num_classes and class_names are only allowed when task is classify",
         ),
-        (
-            {"task": "causal-lm", "num_classes": None, "training.label_smoothing": 0.1},
-            "config: training.label_smoothing and training.class_weights are only allowed when",
-        ),
         ({"training.class_weights": [1]}, "config: training.class_weights must be"),
         (
             {"training.early_stopping_patience": 2},
             "config: training.early_stopping_patience counts",
         ),
         ({"training.sample_prompts": "a.jsonl"}, "config: training.sample_prompts needs another"),
-        ({"training.sample_every": 5}, "config: training.sample_every needs"),
         ({"method": "full", "model.quantization": "nf4"}, "config: method full needs"),
         ({"training.pack": True}, "config: training.pack needs task causal-lm"),
     ],
@@ -167,6 +162,10 @@ def test_a_preset_with_data_of_ones_own_has_no_validation_of_others():
     assert load_config("quickstart", {"data.train": "mine.jsonl"}).data.validation is None
     given = {"data": "mine.jsonl", "data.validation": "v.jsonl"}
     assert load_config("quickstart", given).data.validation == "v.jsonl"
+    assert load_config("quickstart", given).training.evaluate_every == 140
+    assert load_config("quickstart", {"data": "mine.jsonl"}).training.evaluate_every == 0
+    with pytest.raises(InputError, match=r"evaluate_every 9: used only with data\.val"):
+        load_config("quickstart", {"data": "mine.jsonl", "training.evaluate_every": 9})
 
 
 def test_a_missing_setting_is_named():
@@ -276,14 +275,6 @@ def test_members_agree_on_the_length_and_a_resumed_run_may_change_it():
     assert (
         config(**steps).agreement_digest()
         == config(**steps, **{"training.epochs": 7}).agreement_digest()
-    )
-
-
-def test_lora_settings_do_not_matter_for_full_fine_tuning():
-    full = {"method": "full"}
-    assert (
-        config(**full).agreement_digest()
-        == config(**full, **{"lora.lora_rank": 2}).agreement_digest()
     )
 
 

@@ -98,6 +98,17 @@ def test_axolotl() -> None:
     assert left["flash_attn"] == "is not known"
 
 
+@pytest.mark.parametrize("method", ["stage: sft", "finetuning_type: full"])
+def test_what_a_run_would_not_use_is_not_taken(method: str) -> None:
+    """Programs keep keys of what is off; a run config that has them is refused."""
+    lines = (method, "lora_rank: 4", "pref_beta: 0.2", "eval_steps: 7")
+    text = "\n".join(("model_name_or_path: m", *lines, "lr_scheduler_type: constant"))
+    config = load_config(None, taken(text)[1] | {"data.train": "d.jsonl"})
+    assert (config.dpo.beta, config.training.evaluate_every) == (0.1, 0)
+    kept = load_config(None, taken(f"{text}\nval_size: 0.1")[1] | {"data.train": "d.jsonl"})
+    assert kept.training.evaluate_every == 7
+
+
 def test_llama_factory() -> None:
     program, settings, left = taken(FACTORY)
     assert program.name == "LLaMA-Factory"

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.small_model import SIZES, write_data, write_hollow_weights, write_model
 from trainer.config.run import RunConfig, load_config
 from trainer.init_model import init_model
-from trainer.planning.defaults import derive_settings, format_table, provisional_task
+from trainer.planning.defaults import derive_settings, format_table, provisional_settings
 from trainer.planning.workers import Room
 from trainer.system.errors import InputError
 
@@ -34,7 +34,7 @@ def follow(model: Path | None, data: Path, *rooms: Room, **given: object) -> dic
     """Return what `derive_settings` settles beside the settings that are `given`."""
     paths = {"model.path": str(model), "data.train": str(data)}
     flags = {key.replace("__", "."): value for key, value in given.items()}
-    config = load_config(None, paths | provisional_task(flags) | flags)
+    config = load_config(None, paths | provisional_settings(flags) | flags)
     return {part.key: part.value for part in derive_settings(config, flags, model, rooms)}
 
 
@@ -198,7 +198,7 @@ def test_a_share_of_a_long_file_is_measured(home: Path, tmp_path: Path) -> None:
 
 def test_what_is_settled_holds_and_is_shown(home: Path) -> None:
     paths = {"model.path": str(home / "model"), "data.train": str(home / "labels.jsonl")}
-    config = load_config(None, paths | provisional_task({}))
+    config = load_config(None, paths | provisional_settings({}))
     found = derive_settings(config, paths, home / "model", ())
     settled = config.with_settings({part.key: part.value for part in found})
     assert (settled.task, settled.num_classes, settled.lora.lora_rank) == ("classify", 3, 16)
@@ -208,6 +208,25 @@ def test_what_is_settled_holds_and_is_shown(home: Path) -> None:
     assert len(lines) == len(found)
     assert lines[1].split(maxsplit=2) == ["num_classes", "3", "every label is below 3"]
     assert format_table([], "out") == []
+
+
+@pytest.mark.parametrize(
+    ("data", "given"),
+    [
+        ("labels", {"training.evaluate_every": 3, "training.early_stopping_patience": 2}),
+        ("labels", {"training.label_smoothing": 0.1, "training.class_weights": [1, 2, 3]}),
+    ],
+)
+def test_a_setting_may_be_of_what_the_data_decides(
+    home: Path, data: str, given: dict[str, Any]
+) -> None:
+    """Held-out data, or a task, that only `derive_settings` knows."""
+    given = given | {"model.path": str(home / "model"), "data.train": str(home / f"{data}.jsonl")}
+    config = load_config(None, provisional_settings(given) | given)
+    found = derive_settings(config, given, home / "model", ())
+    settled = config.with_settings({part.key: part.value for part in found})
+    assert settled.task == "classify"
+    assert settled.data.validation_fraction == 0.1
 
 
 def test_more_classes_than_there_may_be(home: Path) -> None:
