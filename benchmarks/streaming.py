@@ -1,7 +1,7 @@
 """A step that reads its frozen layers over one that keeps them, on the CPU with one thread.
 
     python benchmarks/streaming.py [--part step paced peak vulkan] [--rounds 5] [--tokens 1024]
-                                   [--gpu NAME]
+                                   [--rows 1] [--gpu NAME]
 
 LoRA on a model of random weights in fp32: 24 layers of hidden 768, 0.23 billion weights. `step`:
 both take turns in one process, with the file in the page cache; a round is a step of each, and the
@@ -11,7 +11,8 @@ a read sleeps until it has taken as long as at R bytes a second; the figure is t
 longer of computing, a resident step of the same round, and of the bytes that it read at R. `peak`:
 the most resident memory of a process in a control group of 0.7 GB over the weights, 0.41 billion,
 LoRA of rank 4 on a row of 256 tokens. `vulkan`, which is measured if it is asked for: `step` on a
-device, whose copies share its one queue. JSON: benchmarks/results/streaming.json.
+device, whose copies share its one queue; with several rows, each a micro-batch, also without
+groups. JSON: benchmarks/results/streaming.json.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Stepper:
         tokens: int,
         settings: dict[str, Any],
         device: Device | None = None,
+        rows: int = 1,
     ) -> None:
         config = step_config(folder, method, 1, tokens, {"model.dtype": "float32", **settings})
         layout = build_layout(folder, config)
@@ -74,13 +76,18 @@ class Stepper:
             else WgpuReplica(folder, config, layout, device)
         )
         self._replica.write_trainable(initial_weights(layout, folder, config))
-        self._rows = random_rows(VOCABULARY, 1, tokens, 0)
+        self._rows = random_rows(VOCABULARY, rows, tokens, 0)
         self.rate = 0.0
         """Bytes a second at which layers are read; 0: as fast as they come."""
         self._waited, self._read = 0.0, 0
         self.step()  # the first one reads the file and warms up
         if self._replica.residents:
             self._watch_feed()
+
+    def end_groups(self) -> None:
+        """Run all layers for one micro-batch after the other."""
+        assert isinstance(self._replica, WgpuReplica)
+        self._replica.group_tokens = 0
 
     def step(self) -> dict[str, float]:
         """Return the seconds of a step, those that it waited for the reader, and bytes read."""
@@ -130,6 +137,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--hidden-size", type=int, default=768)
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rows", type=int, default=1, help="micro-batches of part vulkan")
     parser.add_argument("--peak-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -144,9 +152,12 @@ def main() -> int:
         if "vulkan" in options.part:
             device = Device(select_adapter(options.gpu, allow_software=True))
             for name, method in (("fp32", "lora"), ("NF4", "qlora")):
-                pair = open_pair(folder, method, options.tokens, device)
+                pair = open_pair(folder, method, options.tokens, device, options.rows)
                 title = f"{device.adapter.name}, {name}"
                 add_steps(report, title, *pair, options.rounds, most=1.12)
+                if options.rows > 1:
+                    pair[1].end_groups()
+                    add_steps(report, f"{title} without groups", *pair, options.rounds, most=1.12)
         if not {"step", "paced"}.isdisjoint(options.part):
             pair = open_pair(folder, "lora", options.tokens)
             if "step" in options.part:
@@ -178,12 +189,14 @@ def write_llama(folder: Path, layers: int, hidden: int) -> Path:
 
 
 def open_pair(
-    folder: Path, method: str, tokens: int, device: Device | None = None
+    folder: Path, method: str, tokens: int, device: Device | None = None, rows: int = 1
 ) -> tuple[Stepper, Stepper]:
     """Return one that keeps all layers and one that keeps none."""
     same = {"training.gradient_checkpointing": "off"}
-    kept = Stepper(folder, method, tokens, {**same, "model.resident": "all"}, device)
-    return kept, Stepper(folder, method, tokens, {**same, "model.resident": 0}, device)
+    return (
+        Stepper(folder, method, tokens, {**same, "model.resident": "all"}, device, rows),
+        Stepper(folder, method, tokens, {**same, "model.resident": 0}, device, rows),
+    )
 
 
 def add_steps(
