@@ -129,6 +129,7 @@ def test_a_card_reads_the_layers_that_it_does_not_hold(
     said = check_layers(plan, config, ["localhost"]).detail
     streamed = r"worker-0: \d of 4 layers resident, \d streamed from memory at 25 GB/s; free from"
     assert re.match(streamed, said), said
+    assert (" but for copies, " in said) == (backend == "wgpu")
 
 
 def test_a_file_is_read_from_the_disk(tmp_path: Path) -> None:

@@ -56,6 +56,23 @@ def test_micro_batches_halve_when_memory_ends(adapter: Adapter, tiny: Tiny) -> N
     assert replica.limit == MicroBatchLimit(1, replica.limit.tokens)
 
 
+def test_groups_halve_before_micro_batches_when_memory_ends(adapter: Adapter, tiny: Tiny) -> None:
+    batch, small = tiny.batch(8), SmallDevice(adapter)
+    folder = tiny.model(num_hidden_layers=8)
+    replica, _ = tiny.wgpu(small, folder, model__resident=0, training__micro_batch_size=1)
+    expected, _, _ = gradient(replica, batch)
+    limit, memory = replica.limit, replica._engine._waiting
+    assert memory is not None
+    taken = memory.pool.report_budget().total
+    replica._engine.free_memory()
+    before = small.room = taken * 2 // 3 + 600_000
+    assert (gradient(replica, batch)[0] == expected).all(), "in any order the same bits"
+    assert before - small.room >= memory.pool.report_budget().total
+    assert memory.pool.report_budget().total < taken * 2 // 3
+    assert replica.limit == limit
+    assert replica.group_tokens < 8 * 48
+
+
 def test_a_lost_device_ends_the_step_with_its_name(adapter: Adapter, tiny: Tiny) -> None:
     """The worker ends with an exit code that a supervisor restarts, and asks again what works."""
     lost = Device(adapter)
