@@ -187,7 +187,7 @@ def scores(folder: Path, settings: Settings, device: str) -> Steps:
 
 
 def script(_: Path, settings: Settings, device: str) -> Steps:
-    """Run a script's steps and validations; `collate` has tensors in a dictionary and a tuple."""
+    """Run a script's steps and validations; `collate` has tensors in mappings and a tuple."""
     # A pretended tensor cannot become the data of a parameter of the host.
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     with tempfile.TemporaryDirectory() as kept:
@@ -209,11 +209,13 @@ def script(_: Path, settings: Settings, device: str) -> Steps:
 
 _STACKED = "    x, y = (torch.stack(part) for part in zip(*samples))\n"
 _COLLATED = (
-    (_STACKED, "    x, (y, _) = samples['x'], samples['more']\n"),
+    (_STACKED, "    x, (y, _) = samples['x'], samples['more']['y']\n"),
     ("len(samples)", "len(y)"),
     (
         "def loss",
-        f"def collate(samples):\n{_STACKED}    return {{'x': x, 'more': (y, len(y))}}\n\ndef loss",
+        f"from types import MappingProxyType\n\ndef collate(samples):\n{_STACKED}"
+        "    more = MappingProxyType({'y': (y, len(y))})\n"
+        "    return {'x': x, 'more': more}\n\ndef loss",
     ),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -135,10 +135,12 @@ class ScriptReplica:
             yield samples, loss, divisor, start + self.limit >= len(batch)
 
     def _move_value(self, value: Any) -> Any:
-        """Return a tensor, or what else has a `to`, on the device."""
+        """Return a tensor, what else has a `to`, or a mapping of them, on the device."""
         if isinstance(value, Tensor):
             return value.to(self._device, non_blocking=True)
-        return value.to(self._device) if hasattr(value, "to") else value
+        if hasattr(value, "to"):
+            return value.to(self._device)
+        return tree_map(self._move_value, {**value}) if isinstance(value, Mapping) else value
 
     def _run_within_memory(self, attempt: Callable[[], _Result], samples: int) -> _Result:
         """Return `attempt()`, with smaller micro-batches each time that memory runs out."""
