@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,14 +96,6 @@ class UserScript:
             UnreachableError: it did not return in time.
             InputError: anything else.
         """
-        thread, end_process = threading.get_native_id(), os._exit
-
-        def raise_exit(code: int) -> NoReturn:
-            if threading.get_native_id() == thread:  # not of a process that the script forks
-                raise SystemExit(code)
-            end_process(code)
-
-        os._exit = raise_exit
         signal.setitimer(signal.ITIMER_REAL, self._limit)
         late = _TOO_LONG.format(2 * self._limit)
         self._exit_timer.start(f"{self._script.path}: {function}{late}")
@@ -115,7 +105,6 @@ class UserScript:
             finally:
                 self._exit_timer.cancel()
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                os._exit = end_process
         except TrainerError:
             raise
         except (Exception, SystemExit, _TimeLimitError) as error:
