@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from launcher.agent.checks import job
 from launcher.errors import ConfigError, InvalidAnswerError
@@ -28,7 +27,6 @@ from trainer.planning.strategies import plan_option as plan_strategy
 from trainer.planning.strategy import Strategy
 from trainer.planning.teachers import (
     Measured,
-    Place,
     TeacherDevice,
     TeacherOption,
     pick_teacher,
@@ -102,35 +100,35 @@ class DistillationPlan:
 def read_described_devices(cluster: ClusterShape) -> DistillationDevices:
     """Return a cluster that was described: the student has the device with the highest speed.
 
-    The teachers have the others, or that one too if there is no other.
+    The teachers have the others, or that one too if no other of CUDA or a processor is there.
+    Students do not compute on Vulkan.
     """
     each = [group for group in cluster.groups for _ in range(group.count)]
-    able = [pool for pool in each if pool.device.computes_cuda or pool.device.is_processor]
+    able = [pool for pool in each if pool.device.backend != "wgpu"]
     if not able:
         raise ConfigError(
-            "--cluster: teachers and students of a distillation compute on CUDA or a processor;"
+            "--cluster: a distillation needs a student that can compute on CUDA or a processor;"
             f" there is only {each[0].device.name}"
         )
     best = max(able, key=lambda pool: (pool.device.flops or 0, pool.device.memory))
-    others = list(able)
+    others = list(each)
     others.remove(best)
+    # A Vulkan device does not compute every teacher.
+    beside = able if all(pool.device.backend == "wgpu" for pool in others) else []
     candidates = [
-        TeacherDevice("cpu" if pool.device.is_processor else "cuda", pool.device, pool)
-        for pool in others or able
+        TeacherDevice(pool.device.backend, pool.device, pool) for pool in (*others, *beside)
     ]
-    left = dict.fromkeys(pool.device.name for pool in each if pool not in able)
-    notes = [f"{name} is left out: it is neither CUDA nor a processor" for name in left]
     return DistillationDevices(
         teachers=candidates,
         student=ClusterShape(groups=(replace(best, hosts=1, devices=1),), between=None),
-        remarks=[*cluster.remarks, *notes],
+        remarks=cluster.remarks,
     )
 
 
 def survey_devices(inventory: Path | None) -> DistillationDevices:
     """Return the hosts of an inventory, which are asked, in the roles of `launch distill up`.
 
-    Teachers may compute on the processor of their host, or on its CUDA cards.
+    Teachers may compute on the processor of their host, or on its GPUs.
 
     Raises:
         ConfigError: the inventory cannot be used.
@@ -145,11 +143,11 @@ def survey_devices(inventory: Path | None) -> DistillationDevices:
         # Beside the student on this host, as it is started.
         beside = [replace(taken, threads=None)] if teacher is host else []
         *_, cpu = share_cores(teacher, [*beside, CPU])
-        cards = [card for card in teacher.devices or () if card.backend == "cuda"]
+        cards = [card for card in teacher.devices or () if card.is_gpu]
         for device in (cpu, *(card for card in cards if teacher is not host or card != taken)):
             alone = describe_cluster([replace(teacher, devices=(device,))], None)
             (pool,) = alone.groups
-            candidates.append(TeacherDevice(cast("Place", device.backend), pool.device, pool))
+            candidates.append(TeacherDevice(device.backend, pool.device, pool))
             remarks += alone.remarks
     student = describe_cluster([replace(host, devices=(taken,))], None)
     notes = tuple(dict.fromkeys((*remarks, *student.remarks)))

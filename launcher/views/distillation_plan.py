@@ -163,8 +163,8 @@ def _next_command(request: DistillationRequest, plan: DistillationPlan) -> list[
     settings: dict[str, object] = {"engine": option.format.engine}
     if option.format.takes_dtype:
         settings["dtype"] = option.format.weights
-    if option.place == "cuda":
-        settings["backend"] = "cuda"
+    if option.place != "cpu":
+        settings["backend"] = option.place
     # Without a number each teacher's host has one.
     if option.teachers != max(
         1, sum(candidate.place == "cpu" for candidate in request.devices.teachers)

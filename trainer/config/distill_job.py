@@ -30,7 +30,13 @@ from trainer.config.run import (
     TrainingConfig,
 )
 from trainer.config.section import Section, load_settings
-from trainer.config.teacher_engines import TeacherEngine, explain_backend, explain_resident
+from trainer.config.teacher_engines import (
+    REFERENCE_ENGINE,
+    TeacherEngine,
+    explain_backend,
+    explain_resident,
+)
+from trainer.system.backends import Backend
 from trainer.system.errors import InputError
 
 
@@ -50,7 +56,7 @@ class TeacherJob(Section):
     """A trimmed tokenizer; null takes the teacher's own. Teacher's and student's host need it."""
     processes: Positive | None = None
     """Teachers that split the corpus; null: one on each teacher's host."""
-    backend: Literal["cpu", "cuda"] = "cpu"
+    backend: Backend = "cpu"
     scheme: Literal["topk", "sampled", "full"] = "topk"
     top_k: Positive | None = None
     tail_samples: int | None = Field(default=None, ge=0, le=MOST_DRAWS)
@@ -69,10 +75,9 @@ class TeacherJob(Section):
 
     @model_validator(mode="after")
     def _check_engine(self) -> Self:
-        if self.engine is None:
-            return self
+        engine = self.engine or REFERENCE_ENGINE
         kept = "auto" if self.resident is None else self.resident
-        reason = explain_backend(self.engine, self.backend) or explain_resident(self.engine, kept)
+        reason = explain_backend(engine, self.backend) or explain_resident(engine, kept)
         if reason:
             raise ValueError(reason)
         return self

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainer.system.backends import Backend
 from trainer.system.errors import InputError
 
-TeacherEngine = Literal["torch", "openvino", "gguf"]
+TeacherEngine = Literal["torch", "openvino", "gguf", "wgpu"]
 """The names in the table, as a job's settings take them."""
 EXPERTS, RECURRENCE = "a mixture of experts", "recurrent layers"
 """Parts of a model that an engine may refuse."""
@@ -26,7 +27,7 @@ class EngineFacts:
     the GGUF file, without which the engine cannot be."""
     is_reference: bool = False
     """Whether it computes as transformers does without a proof at each start."""
-    backends: tuple[Literal["cpu", "cuda"], ...] = ("cpu",)
+    backends: tuple[Backend, ...] = ("cpu",)
     """Where it computes."""
     streams_frozen: bool = False
     """Whether it reads layers that do not fit at each forward."""
@@ -71,6 +72,12 @@ TEACHER_ENGINES: Mapping[str, EngineFacts] = {
         },
     ),
     "gguf": EngineFacts(quantization=None),
+    "wgpu": EngineFacts(
+        quantization="none",
+        backends=("wgpu",),
+        streams_frozen=True,
+        refused=dict.fromkeys((EXPERTS, RECURRENCE), "which its kernels do not compute"),
+    ),
 }
 """By name."""
 REFERENCE_ENGINE = next(name for name, facts in TEACHER_ENGINES.items() if facts.is_reference)
@@ -82,7 +89,13 @@ def explain_backend(engine: str, backend: str, gpu: str = "") -> str | None:
     known = TEACHER_ENGINES[engine].backends
     if backend in ("auto", *known) and not (gpu and known == ("cpu",)):
         return None
-    return f"the engine {engine} computes on the CPU; leave out the backend and the GPU"
+    if known == ("cpu",):
+        return f"the engine {engine} computes on the CPU; leave out the backend and the GPU"
+    able = next(name for name, facts in TEACHER_ENGINES.items() if backend in facts.backends)
+    return (
+        f"the engine {engine} computes on {' and '.join(known)}, not on {backend}; take the engine"
+        f" {able}, or another backend"
+    )
 
 
 def explain_resident(engine: str, resident: str | int) -> str | None:

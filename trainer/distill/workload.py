@@ -118,12 +118,14 @@ def read_measured(logits: Path) -> list[Measured]:
     size = sum((folder.shard_path(plan.number) / SHARD_FILE).stat().st_size for plan in complete)
     tokens = sum(plan.tokens for plan in complete)
     rates: dict[Place, dict[str, float]] = {}
+    facts = TEACHER_ENGINES.get(there.engine)
     for status in TeacherWatch(folder).list_teachers():
         state = status.state
         if state.tokens_per_second and state.device is not None:
             place: Place = "cpu" if state.device == "cpu" else "cuda"
+            if facts and facts.backends == ("wgpu",):
+                place = "wgpu"
             rates.setdefault(place, {})[state.name] = state.tokens_per_second
-    facts = TEACHER_ENGINES.get(there.engine)
     return [
         Measured(
             engine=there.engine,

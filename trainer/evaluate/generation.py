@@ -5,22 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from trainer.checkpoint.trained_model import TrainedModel
 from trainer.data.prompts import encode_prompts
 from trainer.data.shapes import Sample
-from trainer.model.layout import GradientLayout
-from trainer.model.safetensors_headers import read_headers
 from trainer.replica.backend import Compute
 from trainer.replica.continuation import Until
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 from trainer.system.process.imports import speed_up_imports
-
-if TYPE_CHECKING:
-    from trainer.replica.wgpu.gpu.device import Device
-
 
 log = logging.getLogger(__name__)
 
@@ -230,11 +224,23 @@ def _load_generator(
         )
 
     def load_on_vulkan() -> Generator:
-        if isinstance(compute.resident, int):
-            raise UnusableError(f"--resident {compute.resident}: answers keep all layers there")
         check_vulkan_computes(trained.base_dir, config)
         device = open_vulkan_device(compute.gpu, allow_software=compute.backend == "wgpu")
-        return _load_on_vulkan(trained, device, longest, max_new_tokens)
+        from trainer.replica.wgpu.generation.generator import load_generator
+        from trainer.replica.wgpu.gpu.errors import DeviceError
+
+        try:
+            return load_generator(
+                trained.base_dir,
+                config,
+                trained.layout,
+                trained.weights,
+                device,
+                longest=longest,
+                max_new_tokens=max_new_tokens,
+            )
+        except (DeviceError, InputError) as error:
+            raise UnusableError(str(error)) from None
 
     generator, _, reason = first_usable(
         compute.backend,
@@ -246,34 +252,3 @@ def _load_generator(
         },
     )
     return generator, reason
-
-
-def _load_on_vulkan(
-    trained: TrainedModel, device: Device, longest: int, max_new_tokens: int
-) -> Generator:
-    """Load a model with positions for a prompt of `longest` tokens and the new ones.
-
-    A full model is loaded frozen: in its stored floats, without gradients.
-    """
-    from trainer.planning.vulkan_buffers import count_slots
-    from trainer.replica.backend import UnusableError
-    from trainer.replica.wgpu.generation.generator import WgpuGenerator
-    from trainer.replica.wgpu.gpu.errors import DeviceError
-    from trainer.replica.wgpu.loaded_model import load_model
-
-    config, layout = trained.config, trained.layout
-    data = config.data.model_copy(update={"max_seq_len": count_slots(longest, max_new_tokens)})
-    config = config.model_copy(update={"data": data})
-    if config.method == "full":
-        kinds = {header.dtype for header in read_headers(trained.base_dir).values()}
-        dtype = "bfloat16" if kinds == {"BF16"} else "float32"
-        model = config.model.model_copy(update={"dtype": dtype})
-        config = config.model_copy(update={"method": "lora", "model": model})
-        layout = GradientLayout((), layout.num_layers)
-    try:
-        loaded = load_model(trained.base_dir, config, layout, device, evaluates=True)
-        if trained.weights is not None:
-            loaded.write(device, trained.weights)
-    except DeviceError as error:
-        raise UnusableError(str(error)) from None
-    return WgpuGenerator(device, loaded.decoder, loaded.uploads)

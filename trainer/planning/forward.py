@@ -92,11 +92,16 @@ def plan_forward(
     resident: int | None,
     *,
     accelerator: bool,
+    width: int | None = None,
 ) -> ForwardPlan:
-    """Return the plan of a model of which `resident` layers stay; None: all."""
+    """Return the plan of a model of which `resident` layers stay; None: all.
+
+    Args:
+        width: bytes of an element that is computed; None: as of the weights.
+    """
     training = replace(training, resident=resident)
     kept = stage_holdings(shape, training, Strategy(), 0)
-    width = training.precision.frozen
+    width = width or training.precision.frozen
     stay = sum(part.value for part in frozen_bytes(kept, training, 1)) + 4 * kept.new
     working = 0
     if size.tokens:

@@ -29,10 +29,11 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import head_bytes, layer_bytes
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
 from trainer.planning.time import EFFICIENCY, find_speed, forward_flops_per_token
+from trainer.system.backends import Backend
 from trainer.system.errors import InputError
 
-Place = Literal["cpu", "cuda"]
-BATCH: Mapping[Place, int] = {"cpu": 4096, "cuda": 32768}
+Place = Backend
+BATCH: Mapping[Place, int] = {"cpu": 4096, "cuda": 32768, "wgpu": 4096}
 """Tokens of a forward: enough that a large head is rarely read from memory."""
 _GGUF_BATCH = 512
 """The most of llama.cpp's: more are not faster, and their activations need memory."""
@@ -101,6 +102,8 @@ class WeightFormat:
 FORMATS = (
     WeightFormat(engine="torch", weights="float32", bits=32),
     WeightFormat(engine="torch", weights="bfloat16", bits=16),
+    WeightFormat(engine="wgpu", weights="float32", bits=32),
+    WeightFormat(engine="wgpu", weights="bfloat16", bits=16),
     WeightFormat(engine="openvino", weights="int8", bits=8),
     # A scale of 16 bits to 32 weights: ggml's block_q8_0 and block_q4_0.
     WeightFormat(engine="gguf", weights="Q8_0", bits=8.5, file=True),
@@ -259,8 +262,9 @@ def _make_option(
         kind = replace(kind, engine=None)  # such files are not converted
     wide = kind.weights != "bfloat16"
     batch = gguf_batch(shape.vocab) if kind.file else max(BATCH[place], length)
-    on_card, width = place == "cuda", 4 if wide else 2
-    working = forward_bytes(shape, batch, width, length, accelerator=on_card)
+    on_card, width = place != "cpu", 4 if wide else 2
+    computed = 4 if place == "wgpu" else width
+    working = forward_bytes(shape, batch, computed, length, accelerator=on_card)
     if kind.file:
         working += 8 * shape.layers * shape.keys * length  # of a window, in fp32
     weights = int(shape.parameters * kind.bits / 8)
@@ -272,6 +276,7 @@ def _make_option(
         frozen_setup(width),
         ForwardSize(batch, length),
         accelerator=on_card,
+        width=computed,
     )
     streams = facts is not None and facts.streams_frozen
     least = weights + working
@@ -281,7 +286,9 @@ def _make_option(
         weights = int8_opening_bytes(shape.parameters, largest, loaded)
         least = weights + working
     elif streams:
-        least = min(least, plan(0).total, plan(HEAD_STREAMED).total)
+        least = min(least, plan(0).total)
+        if place != "wgpu":  # where the head stays
+            least = min(least, plan(HEAD_STREAMED).total)
     elif kind.file:
         read = weights
         in_use = shape.layer_parameters + shape.table_parameters
@@ -290,6 +297,8 @@ def _make_option(
     refused = facts and facts.explain_refusal(
         experts=shape.experts > 1, recurrent=shape.recurrent_layers > 0
     )
+    if place == "wgpu" and not refused and (shape.kept is not None or not shape.gated):
+        refused = "refuses layers that transformers' code computes"
     able = [] if refused else [one for one in candidates if least <= one.device.memory * USABLE]
     rates: list[float | None] = []
     streamed = ""
@@ -302,7 +311,7 @@ def _make_option(
             chosen = choose_resident(
                 plan, shape.layers, lambda some, usable=usable: some.total <= usable
             )
-            if chosen.resident == 0:
+            if chosen.resident == 0 and place != "wgpu":
                 chosen = stream_head(chosen, plan, lambda some: some.total, usable)
             source = each.find_source(weights)
             rate, how = _read_layers(shape, source, chosen.resident or 0, batch, rate)
@@ -380,7 +389,7 @@ def _tokens_per_second(
     Processors are assumed to compute every format at their speed in fp32. A file that is larger
     than the memory is read whole for each forward: pages that are used in turn are dropped in turn.
     """
-    precision = FP32 if wide or place == "cpu" else AUTOCAST
+    precision = AUTOCAST if place == "cuda" and not wide else FP32
     peak = find_speed(device, TrainingSetup(precision=precision, on_host=place == "cpu"))
     if given is None and peak is None:
         return None

@@ -310,9 +310,6 @@ def _open_wgpu(request: BackendRequest) -> Replica:
         raise UnusableError("students are trained by torch")
     if request.rest:
         raise UnusableError("it does not compute logits whose tail is one number (tail_samples 0)")
-    asked = request.config.model.resident
-    if request.evaluates and request.config.method == "full" and isinstance(asked, int):
-        raise UnusableError(f"--resident {asked}: a full model stays on a Vulkan device as a whole")
     check_vulkan_computes(request.model_dir, request.config)
     device = open_vulkan_device(request.gpu, allow_software=request.named)
     from trainer.replica.wgpu.gpu.errors import DeviceError

@@ -99,11 +99,10 @@ def test_a_teacher_that_does_not_fit_is_refused_with_what_would(
 
 
 def test_the_next_command_starts_what_was_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    hosts = ("--cluster", "1xCPU2-64GB; 1xCPU32-64GB; 1xRTX4090; 1xMI300X, 1gbit")
+    hosts = ("--cluster", "1xCPU2-64GB; 1xCPU32-64GB; 1xRTX4090, 1gbit")
     kept = ("--top-k", "32", "--length", "4096")
     assert run(["plan", "--distill", "--shape", "8b", *hosts, *kept]) == 0
     shown = capsys.readouterr().out
-    assert "note: MI300X is left out: it is neither CUDA nor a processor" in shown
     assert "torch bfloat16 on CPU, 32 cores:" in shown
     assert shown.splitlines()[-1].split(" --set ")[1:] == [
         "teacher.engine=torch",
@@ -114,6 +113,22 @@ def test_the_next_command_starts_what_was_planned(capsys: pytest.CaptureFixture[
     ]
     assert run(["plan", "--distill", "--shape", "8b", *BOX, "--scheme", "sampled"]) == 0
     assert capsys.readouterr().out.endswith("--set teacher.scheme=sampled\n")
+
+
+def test_a_teacher_may_compute_on_vulkan(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "--distill", "--shape", "qwen3-32b", "--cluster"]
+    assert run([*asked, "W5700X 128GB; CPU8-300GB, 1gbit"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"wgpu +bfloat16 +wgpu +<- .* streamed ", shown)
+    read = r"wgpu bfloat16 on W5700X: .* with \d of 64 layers resident, \d+ streamed from memory"
+    assert re.search(read, shown)
+    assert shown.splitlines()[-1].split(" --set ")[1:] == [
+        "teacher.engine=wgpu",
+        "teacher.dtype=bfloat16",
+        "teacher.backend=wgpu",
+    ]
+    assert run([*TEACHER, "--cluster", "RTX4090 64GB; W5700X 128GB, 1gbit"]) == 0
+    assert "wgpu float32: refuses a mixture of experts, which its" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +179,7 @@ def test_the_hosts_of_an_inventory_are_asked(
     [
         ([*TEACHER, *BOX, "--rate", "0"], "--rate 0: give tokens a second, or a folder"),
         ([*TEACHER, *BOX, "--rate", "5", "--rate", "6"], "--rate 6: give one number"),
-        ([*TEACHER, "--cluster", "1xM2Ultra-192G"], "compute on CUDA or a processor; there is"),
+        ([*TEACHER, "--cluster", "1xM2Ultra-192G"], "can compute on CUDA or a processor; there is"),
         ([*TEACHER, *BOX, "--rate", "nowhere"], "--rate nowhere: no folder of logits in which"),
         ([*TEACHER, *BOX, "--student", "absent/"], "no model folder absent/"),
         ([*TEACHER, *BOX, "--explain", "ddp"], "--explain cannot be combined with --distill"),

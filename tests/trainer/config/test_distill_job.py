@@ -61,6 +61,10 @@ def test_what_a_student_gets_is_what_a_run_config_takes() -> None:
             {"teacher.engine": "openvino", "teacher.backend": "cuda"},
             "teacher: the engine openvino computes on the CPU",
         ),
+        (
+            {"teacher.backend": "wgpu"},
+            "teacher: the engine torch computes on cpu and cuda, not on wgpu; take the engine wgpu",
+        ),
         ({"student.columns": {"text": "a"}}, "columns names keys of validation, which is not"),
         ({"evaluation.columns": {"text": "a"}}, "columns names keys of data and prompts, which"),
         ({"name": "No"}, "name: "),

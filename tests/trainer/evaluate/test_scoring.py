@@ -33,6 +33,7 @@ from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig
+    from trainer.system.backends import RequestedBackend
 
 
 PEFT_WARNING = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
@@ -83,11 +84,15 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 3},
 }
 USES = [
-    (family, task, kind, resident)
-    for family in ("qwen3", "qwen3_moe", "gemma3_text")
-    for task in ("classify", "causal-lm")
-    for kind in ("full", "full in bf16", "lora", "lora in bf16", "nf4")
-    for resident in (0, 4)
+    use
+    for backend, families in (("cpu", ("qwen3", *OWN)), ("wgpu", ("qwen3",)))
+    for use in covering(
+        (backend, family, task, kind, resident)
+        for family in families
+        for task in ("classify", "causal-lm")
+        for kind in ("full", "full in bf16", "lora", "lora in bf16", "nf4")
+        for resident in (0, 4)
+    )
 ]
 
 
@@ -98,13 +103,15 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small.write_model(folder / "model", data, sizes=small.DEEP_SIZES)
 
 
-@pytest.mark.parametrize(("family", "task", "kind", "resident"), covering(USES))
+@pytest.mark.parametrize(("backend", "family", "task", "kind", "resident"), USES)
 def test_scores_are_those_of_the_resident_model(
+    request: pytest.FixtureRequest,
     deep_model: Path,
     data: Path,
     tmp_path: Path,
     make_config: MakeConfig,
     monkeypatch: pytest.MonkeyPatch,
+    backend: RequestedBackend,
     family: str,
     task: str,
     kind: str,
@@ -112,7 +119,11 @@ def test_scores_are_those_of_the_resident_model(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    from trainer.replica.torch import replica
+    if backend == "wgpu":
+        request.getfixturevalue("vulkan")
+        from trainer.replica.wgpu import replica
+    else:
+        from trainer.replica.torch import replica
 
     method, _, narrow = kind.partition(" in ")
     settings: dict[str, Any] = {"task": task, **(NF4 if method == "nf4" else {})}
@@ -142,7 +153,7 @@ def test_scores_are_those_of_the_resident_model(
     monkeypatch.setattr(replica, "load_model", keep)
     trained = load_trained(folder, max_seq_len=24)
     found = [
-        score_file(trained, data, Compute("cpu", threads=1, resident=asked))
+        score_file(trained, data, Compute(backend, threads=1, resident=asked))
         for asked in ("all", resident)
     ]
     assert found[0] == found[1]
@@ -152,6 +163,8 @@ def test_scores_are_those_of_the_resident_model(
 def count_streamed(model: Any) -> int:
     from trainer.replica.torch.streaming import StreamedLinear
 
+    if hasattr(model, "uploads"):
+        return len(model.uploads._order) if model.uploads else 0
     return len({each._layer for each in model.modules() if isinstance(each, StreamedLinear)})
 
 

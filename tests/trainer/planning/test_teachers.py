@@ -45,7 +45,7 @@ def of(options: list[TeacherOption], weights: str, place: str = "cpu") -> Teache
 
 
 def test_engines_and_quantisations_are_those_of_the_table() -> None:
-    stored = {"torch": "none", "gguf": None}
+    stored = {"torch": "none", "wgpu": "none", "gguf": None}
     planned = {(one.engine, stored.get(str(one.engine), one.weights)) for one in FORMATS}
     assert planned == {(name, kind.facts.quantization) for name, kind in ENGINES.items()}
 
@@ -255,6 +255,26 @@ def test_a_card_smaller_than_its_teacher_reads_layers_for_each_forward(
     assert int(hidden[0].replace(",", "")) == math.ceil(computed * seconds)
     assert (found.rate == computed) == (main == 128), "from memory it is free"
     assert pick_teacher(options) is found
+
+
+def test_a_vulkan_device_reads_layers_for_each_forward() -> None:
+    """Products are in fp32, and a forward's tensors too."""
+    (pool,) = parse_cluster("W5700X 128GB").groups
+    shape, seats = NAMED["qwen3-32b"], [TeacherDevice("wgpu", pool.device, pool)]
+    wide, narrow = (
+        of(teacher_options(shape, seats, 1024), weights, "wgpu")
+        for weights in ("float32", "bfloat16")
+    )
+    assert [one.fits for one in (wide, narrow)] == ["streamed", "streamed"]
+    assert wide.working == narrow.working
+    assert pool.device.fp32 is not None
+    computed = pool.device.fp32 * 0.4 / forward_flops_per_token(shape, 1024).value
+    assert narrow.rate == pytest.approx(computed), "from memory it is free"
+    assert re.search(r"[1-9] of 64 layers resident, \d+ streamed from memory", narrow.streamed)
+    for refused in (SPARSE, replace(shape, kept=SavedActivations())):
+        option = of(teacher_options(refused, seats, 1024), "bfloat16", "wgpu")
+        assert option.fits == "no"
+        assert option.refused
 
 
 def test_teachers_on_several_hosts_read_their_own_layers() -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=click.Choice([*TEACHER_ENGINES]),
     help="Engine that scores; default: torch if the model fits the memory, else DIR's own.",
 )
-@place_options("auto", "cuda", "cpu")
+@place_options("auto", "cuda", "wgpu", "cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
     folder: Path,

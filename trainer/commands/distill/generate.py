@@ -91,7 +91,7 @@ def _parse_gpu(_: click.Context, param: click.Parameter, given: str | None) -> s
     help="Answer every Nth shard, starting with the Ith; other processes answer the rest.",
 )
 @click.option("--name", help="This process's name in the folder; default: host and part.")
-@place_options("auto", "cuda", "cpu")
+@place_options("auto", "cuda", "wgpu", "cpu")
 @dtype_option
 @click.option(
     "--kv-offload",

@@ -144,13 +144,13 @@ class Share(click.ParamType):
     help="With --until: end at once then, or 15 minutes after the student's last heartbeat.",
 )
 @click.option("--seed", type=click.IntRange(0, MOST), default=0, help="Seed of the sampling.")
-@place_options("auto", "cuda", "cpu")
+@place_options("auto", "cuda", "wgpu", "cpu")
 @dtype_option
 @click.option(
     "--engine",
     type=click.Choice([*TEACHER_ENGINES]),
     default="torch",
-    help="Engine; on the CPU also openvino (int8) and gguf (a GGUF file as it is).",
+    help="Engine; on the CPU also openvino (int8) and gguf (a GGUF file as it is), on Vulkan wgpu.",
 )
 def teacher(
     model: str,

@@ -82,10 +82,17 @@ def _open_gguf(model_dir: Path, _dtype: str, compute: Compute, _forward: Forward
     return open_gguf(model_dir, compute)
 
 
+def _open_wgpu(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> Engine:
+    from trainer.distill.teacher.wgpu_engine import open_wgpu
+
+    return open_wgpu(model_dir, dtype, compute, forward)
+
+
 _OPENERS: dict[str, Callable[[Path, str, Compute, ForwardSize], Engine]] = {
     "torch": _open_torch,
     "openvino": _open_openvino,
     "gguf": _open_gguf,
+    "wgpu": _open_wgpu,
 }
 ENGINES: dict[str, EngineKind] = {
     name: EngineKind(_OPENERS[name], facts) for name, facts in TEACHER_ENGINES.items()

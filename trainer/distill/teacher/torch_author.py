@@ -1,4 +1,4 @@
-"""The model of `trainer distill generate`: a teacher of torch that continues prompts."""
+"""The model of `trainer distill generate`: a teacher that continues prompts."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ def open_generate(
 ) -> Generate:
     """Load a model on CUDA if that works, else on the CPU, and return what continues prompts.
 
+    A Vulkan device is taken if it is asked for.
+
     Args:
         batch: the most answers that are written together.
         length: tokens of the longest prompt with its answer.
@@ -53,6 +55,12 @@ def open_generate(
     if compute.threads is not None:
         torch.set_num_threads(compute.threads)
     find_family(read_config(model_dir), str(model_dir))
+    if compute.backend == "wgpu":
+        if offload is not None:
+            raise InputError("--kv-offload is for a teacher that torch computes; leave it out")
+        from trainer.distill.teacher.wgpu_engine import open_wgpu_generator
+
+        return open_wgpu_generator(model_dir, dtype, compute, batch, length).generate
     device, kind = choose_device(compute, dtype), getattr(torch, dtype)
     setup, resident = frozen_setup(kind.itemsize), None
     if not check_unplanned(model_dir, kind, device, compute.resident):

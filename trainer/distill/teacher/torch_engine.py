@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.config.run import Resident
+from trainer.config.teacher_engines import check_teacher_backend
 from trainer.distill.teacher.model_parts import ModelParts
 from trainer.model.architecture import parse_architecture
 from trainer.model.families import explain_transformers_only
@@ -40,9 +41,9 @@ from trainer.replica.backend import (
     first_usable,
     format_reason,
 )
+from trainer.replica.residence import choose_residents
 from trainer.replica.torch.device import available_bytes, spare_memory
 from trainer.replica.torch.loader import load_frozen
-from trainer.replica.torch.residence import choose_residents
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
@@ -320,6 +321,7 @@ def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSi
     Raises:
         InputError: the model cannot be loaded, or does not fit.
     """
+    check_teacher_backend("torch", compute.backend, compute.gpu)
     device = choose_device(compute, dtype)
     kind, place = getattr(torch, dtype), "cuda" if device.type == "cuda" else "cpu"
     size = forward._replace(tokens=max(forward.tokens or BATCH[place], forward.length))
@@ -360,4 +362,4 @@ def emulates_bf16(capabilities: Mapping[str, Any]) -> bool:
 
 
 def _no_wgpu() -> str:
-    raise UnusableError("a teacher needs torch")
+    raise UnusableError("torch does not compute there")

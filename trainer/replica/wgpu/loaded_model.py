@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from trainer.config.run import RunConfig
+from trainer.config.run import Resident, RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.families import explain_transformers_only
+from trainer.model.header_layout import NamedTensor
 from trainer.model.initialization import initial_tensor
-from trainer.model.layout import GradientLayout
+from trainer.model.layout import GradientLayout, lay_out_tensors
 from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.planning.resident_layers import choose_resident
 from trainer.planning.vulkan_buffers import count_slots
+from trainer.replica.residence import choose_residents
 from trainer.replica.rope import compute_rope_tables
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import MemoryPool
+from trainer.replica.wgpu.gpu.pool import (
+    USABLE,
+    MemoryBudget,
+    MemoryPool,
+    check_fits,
+    measure_available_memory,
+)
 from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
 from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
-from trainer.replica.wgpu.weights.loader import load_frozen
+from trainer.replica.wgpu.weights.loader import load_frozen, take_frozen
 from trainer.replica.wgpu.weights.slots import Slots
 from trainer.system.errors import InputError
 from trainer.system.process.slow_log import log_if_slow
@@ -53,6 +64,93 @@ class LoadedModel:
             device.write(array, self.slots.pad_block(block.index, np.concatenate(parts)))
 
 
+def freeze_weights(
+    model_dir: Path, config: RunConfig, layout: GradientLayout
+) -> tuple[RunConfig, GradientLayout]:
+    """Return config and layout of a model that is used, not trained: a full one is all frozen.
+
+    Its matrices are bf16 if everything is stored so. A classifier's head stays in the layout.
+    """
+    if config.method != "full":
+        return config, layout
+    kinds = {header.dtype for header in read_headers(model_dir).values()}
+    dtype = "bfloat16" if kinds == {"BF16"} else "float32"
+    model = config.model.model_copy(update={"dtype": dtype})
+    heads = [
+        (block.name, [NamedTensor(slot.name, slot.shape) for slot in block.tensors])
+        for block in layout.blocks
+        if block.name == "head" and config.task == "classify"
+    ]
+    frozen = config.model_copy(update={"method": "lora", "model": model})
+    return frozen, lay_out_tensors(heads)
+
+
+class _Residence(NamedTuple):
+    resident: int | None
+    budget: MemoryBudget
+
+
+def choose_layers(
+    model_dir: Path,
+    asked: Resident,
+    device: Device,
+    plan: Callable[[int | None], MemoryBudget],
+    least: Callable[[int | None], MemoryBudget],
+) -> int | None:
+    """Return the layers of a model that is used, not trained, that stay on a device; None: all.
+
+    Args:
+        plan: returns the memory that should be free for a number of such layers; None: all.
+        least: returns what suffices.
+
+    Raises:
+        InputError: it does not fit.
+    """
+    there = measure_available_memory(device.adapter)
+
+    def plan_residents(some: int | None) -> _Residence:
+        return _Residence(some, plan(some))
+
+    def fits_device(found: _Residence) -> bool:
+        return there is None or found.budget.total <= there * USABLE
+
+    chosen = choose_residents(
+        model_dir,
+        asked,
+        f"wgpu:{device.adapter.index}",
+        plan_residents,
+        lambda layers: choose_resident(plan_residents, layers, fits_device),
+        lambda some: some.budget.total,
+        (there or 0) * USABLE,
+        None,
+    )
+    resident = chosen.resident
+    if there is not None and not fits_device(chosen):
+        fewer = "fewer tokens" if resident == 0 else "--resident auto or fewer tokens"
+        check_fits(least(resident), there, device.adapter.name, fewer)
+    return resident
+
+
+def plan_decoder(
+    model_dir: Path,
+    config: RunConfig,
+    layout: GradientLayout,
+    pool: MemoryPool,
+    resident: int | None,
+) -> Decoder:
+    """Return what `load_model` loads to evaluate, on memory of a pool without a device."""
+    config, layout = freeze_weights(model_dir, config, layout)
+    architecture, slots = read_architecture(model_dir), Slots(layout)
+    tables = count_slots(config.data.max_seq_len, 0), architecture.head_dim // 2
+    tensors = Tensors(
+        take_frozen(architecture, config, pool, resident),
+        slots.tensors_by_name(slots.take_arrays(pool, "trainable")),
+        {},
+        (pool.take(tables, purpose="frozen"), pool.take(tables, purpose="frozen")),
+    )
+    return Decoder(architecture, read_config(model_dir), config, tensors)
+
+
 def load_model(
     model_dir: Path,
     config: RunConfig,
@@ -65,7 +163,7 @@ def load_model(
     """Load a model onto a device; trainable weights are undefined until written.
 
     Args:
-        evaluates: nothing is trained, and a full model's weights are read at once.
+        evaluates: nothing is trained, and a full model is frozen.
         resident: layers whose frozen linears stay on the device; None: those of `model.resident`,
             which `auto` leaves at all.
 
@@ -76,6 +174,8 @@ def load_model(
     tree, where = read_config(model_dir), str(model_dir / "config.json")
     if reason := explain_transformers_only(tree, config.data.max_seq_len):
         raise InputError(f"{where}: {reason}; use --gpu-backend cpu or cuda")
+    if complete := evaluates and config.method == "full":
+        config, layout = freeze_weights(model_dir, config, layout)
     architecture = read_architecture(model_dir)
     length = count_slots(config.data.max_seq_len, 0)
     tables = compute_rope_tables(tree, architecture.head_dim, length, where)
@@ -91,6 +191,6 @@ def load_model(
     tensors = Tensors(frozen.arrays, slots.tensors_by_name(weights), of_gradients, (cosines, sines))
     decoder = Decoder(architecture, tree, config, tensors)
     loaded = LoadedModel(decoder, slots, weights, gradients, frozen.uploads)
-    if evaluates and config.method == "full":
+    if complete:
         loaded.read(device, model_dir, config.training.seed)
     return loaded

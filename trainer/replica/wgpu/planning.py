@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.planning.replica import GROUP_TOKENS, can_stream, suggest_smaller
-from trainer.planning.resident_layers import choose_group, resolve_resident
+from trainer.planning.resident_layers import choose_group
 from trainer.planning.vulkan import USABLE, plan_vulkan_memory
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.microbatch import MicroBatchLimit
+from trainer.replica.residence import choose_residents
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import (
     MemoryBudget,
@@ -22,6 +23,7 @@ from trainer.replica.wgpu.gpu.pool import (
     check_fits,
     measure_available_memory,
 )
+from trainer.replica.wgpu.loaded_model import freeze_weights
 from trainer.system.errors import InputError
 
 _TOKENS = 8192
@@ -43,6 +45,14 @@ class ReplicaPlan:
     """The most tokens of a group, which runs layer by layer; it has at least one micro-batch."""
 
 
+class _Residence(NamedTuple):
+    resident: int | None
+    budget: MemoryBudget
+    recompute: bool
+    waiting: int = 0
+    """Tokens of the other micro-batches of a group."""
+
+
 def plan_replica(
     model_dir: Path,
     config: RunConfig,
@@ -51,40 +61,59 @@ def plan_replica(
     *,
     evaluates: bool = False,
 ) -> ReplicaPlan:
-    """Return the plan of a model on a device, which evaluates alone if so said.
+    """Return the plan of a model on a device, and log how many layers stay if not all do.
 
     Layers are computed twice before one is read at each use.
+
+    Args:
+        evaluates: nothing is trained.
 
     Raises:
         InputError: one sample does not fit.
     """
+    if evaluates:
+        config, layout = freeze_weights(model_dir, config, layout)
     there = measure_available_memory(device.adapter)
     of = partial(plan_memory, model_dir, config, layout, evaluates=evaluates)
-    recompute = config.training.recompute
+    recompute, asked = config.training.recompute, config.model.resident
     choices = (False, True) if recompute is None else (recompute,)
-    layers = read_architecture(model_dir).num_layers
-    resident = resolve_resident(config.model.resident, layers, None)
-    longest, waiting = padded_length(config.data.max_seq_len), 0
-    for again in choices:
-        needed = of(1, recompute=again, resident=resident)
-        if there is None or needed.total <= there * USABLE:
-            break
-    else:
-        assert there is not None
-        if can_stream(config):
+    longest = padded_length(config.data.max_seq_len)
+    most = min(config.training.batch_size, max(1, GROUP_TOKENS // longest))
 
-            def plan(micros: int, some: int | None) -> tuple[int | None, int, MemoryBudget]:
-                others = 0 if some is None else (micros - 1) * longest
-                return some, others, of(1, recompute=choices[-1], resident=some, waiting=others)
+    def fits_device(found: _Residence) -> bool:
+        return there is None or found.budget.total <= there * USABLE
 
-            resident, waiting, needed = choose_group(
-                plan,
-                layers,
-                min(config.training.batch_size, max(1, GROUP_TOKENS // longest)),
-                lambda _, found: found[2].total <= there * USABLE,
-                lambda found: found[0],
-            )
-        smaller = suggest_smaller(config, resident, recompute=again)
+    def plan(some: int | None) -> _Residence:
+        tried = [
+            _Residence(some, of(1, recompute=again, resident=some), again) for again in choices
+        ]
+        return next(filter(fits_device, tried), tried[-1])
+
+    def plan_group(micros: int, some: int | None) -> _Residence:
+        if some is None:
+            return plan(None)
+        others = (micros - 1) * longest
+        budget = of(1, recompute=choices[-1], resident=some, waiting=others)
+        return _Residence(some, budget, choices[-1], others)
+
+    resident, needed, again, waiting = choose_residents(
+        model_dir,
+        asked if isinstance(asked, int) or can_stream(config) else "all",
+        f"wgpu:{device.adapter.index}",
+        plan,
+        lambda layers: choose_group(
+            plan_group,
+            layers,
+            most,
+            lambda _, found: fits_device(found),
+            lambda found: found.resident,
+        ),
+        lambda some: some.budget.total,
+        (there or 0) * USABLE,
+        None,
+    )
+    if there is not None:
+        smaller = suggest_smaller(config, resident, recompute=again, evaluates=evaluates)
         check_fits(needed, there, device.adapter.name, smaller)
     wanted = config.training.micro_batch_size
     tokens = _max_bindable_tokens(model_dir, config, device)
@@ -143,7 +172,7 @@ def _max_bindable_tokens(model_dir: Path, config: RunConfig, device: Device) -> 
     Raises:
         InputError: not even one sample fits.
     """
-    widest = _widest_activation(read_architecture(model_dir))
+    widest = widest_activation(read_architecture(model_dir))
     longest = padded_length(config.data.max_seq_len)
     tokens = device.binding_limit // (4 * widest)
     if tokens < longest:
@@ -155,7 +184,7 @@ def _max_bindable_tokens(model_dir: Path, config: RunConfig, device: Device) -> 
     return min(tokens, _TOKENS)
 
 
-def _widest_activation(architecture: Architecture) -> int:
+def widest_activation(architecture: Architecture) -> int:
     """Return the columns of the widest activation."""
     return max(
         architecture.intermediate_size,

@@ -18,11 +18,16 @@ from tests.trainer.replica.driving import gradient, taught, train
 from tests.trainer.replica.torch.test_streaming import FORMATS, TASKS
 from trainer.config.lora import LINEARS
 from trainer.model.layout import build_layout
+from trainer.model.safetensors_headers import read_headers
 from trainer.planning.resident_layers import describe_residents
 from trainer.planning.vulkan import USABLE
+from trainer.replica.backend import Compute
+from trainer.replica.sampling import Sampling
 from trainer.replica.wgpu import planning
+from trainer.replica.wgpu.generation.generator import load_generator
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.planning import plan_memory
+from trainer.replica.wgpu.replica import WgpuReplica
 from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 from trainer.system.errors import InputError
 
@@ -30,7 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.trainer.tiny import Tiny
-    from trainer.replica.wgpu.replica import WgpuReplica
 
 LAYERS = 5
 CASES = [
@@ -97,6 +101,43 @@ def test_layers_that_do_not_stay_have_the_memory_of_two(
     layer = sum(each.buffer.size for each in arrays)
     assert taken["all"] - taken[0] == (LAYERS - 2) * layer
     assert taken[3] == taken["all"], "two layers have the memory of two"
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16"])
+@pytest.mark.parametrize("use", ["answers", "classes", "losses"])
+def test_a_full_model_that_is_used_has_the_memory_of_two_layers(
+    device: Device, tiny: Tiny, form: str, use: str
+) -> None:
+    dtype = FORMATS[form][0]
+    folder = tiny.model(dtype=dtype, num_hidden_layers=LAYERS)
+    task = "classify" if use == "classes" else "causal-lm"
+    config = tiny.config(folder, task=task, method="full", data__max_seq_len=48)
+    layout, batch = build_layout(folder, config), tiny.batch(4, task)
+    found: list[Any] = []
+    taken: list[int] = []
+    for resident in ("all", 0):
+        used = Compute(resident=resident).apply_resident(config)
+        model: Any = None
+        gc.collect()
+        before = device.allocated
+        if use == "answers":
+            model = load_generator(folder, used, layout, None, device, longest=3, max_new_tokens=6)
+            taken.append(device.allocated - before)
+            prompts = [[5, 6, 7], [8]]
+            found.append(model.generate(prompts, max_new_tokens=6, sampling=Sampling()))
+        else:
+            model = WgpuReplica(folder, used, layout, device, evaluates=True)
+            taken.append(device.allocated - before)
+            found.append(model.evaluate(batch))
+    assert found[0] == found[1]
+    layer = sum(
+        math.prod(header.shape)
+        for name, header in read_headers(folder).items()
+        if name.startswith("model.layers.0.") and len(header.shape) == 2
+    )
+    table = 300 * 64 if task == "classify" else 0  # rows of a micro-batch instead
+    size = 2 if form == "bf16" else 4
+    assert taken[0] - taken[1] == size * ((LAYERS - 2) * layer + table)
 
 
 @pytest.mark.parametrize("group", ["all", "one"])

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.run import RunConfig
+from trainer.model.architecture import Architecture, read_architecture
+from trainer.model.layout import GradientLayout
 from trainer.planning.vulkan_buffers import ALIGNMENT, PROMPT_CHUNKS, count_slots
 from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Logits, Sampling
@@ -21,8 +26,14 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import USABLE, MemoryPool, measure_available_memory
+from trainer.replica.wgpu.gpu.pool import (
+    USABLE,
+    MemoryBudget,
+    MemoryPool,
+    measure_available_memory,
+)
 from trainer.replica.wgpu.layers.decoder import Decoder
+from trainer.replica.wgpu.loaded_model import choose_layers, load_model, plan_decoder
 from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 from trainer.system.errors import InputError
 
@@ -59,6 +70,51 @@ class _RecordedStep:
     """f32 `[B, V]`"""
     prefill: _Recording
     single: _Recording
+
+
+def load_generator(
+    model_dir: Path,
+    config: RunConfig,
+    layout: GradientLayout,
+    weights: NDArray[np.float32] | None,
+    device: Device,
+    *,
+    longest: int,
+    max_new_tokens: int,
+    batch: int = 8,
+) -> WgpuGenerator:
+    """Return a generator for prompts of up to `longest` tokens.
+
+    Layers that do not fit beside `batch` prompts are read at each use.
+
+    Args:
+        weights: fp32 `[layout.size]`; None: those of `model_dir`, a full model.
+
+    Raises:
+        InputError: the model cannot be read, or one prompt does not fit.
+        DeviceError: the device fails.
+    """
+    slots = count_slots(longest, max_new_tokens)
+    data = config.data.model_copy(update={"max_seq_len": slots})
+    config = config.model_copy(update={"data": data})
+    model, limit = read_architecture(model_dir), device.binding_limit
+    wanted = _choose_shape(batch, longest, slots)
+    shapes = [each for each in _iterate_smaller(wanted) if 4 * _widest_array(model, each) <= limit]
+    if not shapes:
+        raise _refuse_tokens(device, slots, _explain_binding(limit))
+    plan = partial(_plan_step, model_dir, config, layout, limit)
+    resident = choose_layers(
+        model_dir,
+        config.model.resident,
+        device,
+        # All layers stay if one prompt fits beside them.
+        lambda some: plan(shapes[-1 if some is None else 0], some),
+        lambda some: plan(shapes[-1], some),
+    )
+    loaded = load_model(model_dir, config, layout, device, evaluates=True, resident=resident)
+    if weights is not None:
+        loaded.write(device, weights)
+    return WgpuGenerator(device, loaded.decoder, loaded.uploads, batch=batch)
 
 
 class WgpuGenerator:
@@ -132,10 +188,7 @@ class WgpuGenerator:
         longest = max(len(prompt) for prompt in prompts)
         slots = count_slots(longest, max_new_tokens)
         assert slots <= self._decoder.rope[0].shape[0], "the decoder has no such positions"
-        chunk = min(
-            (chunk for chunk in PROMPT_CHUNKS if chunk >= longest), default=PROMPT_CHUNKS[0]
-        )
-        wanted = StepShape(min(self._batch, len(prompts)), chunk, slots)
+        wanted = _choose_shape(min(self._batch, len(prompts)), longest, slots)
         if self._made is None or self._made[0] != wanted:
             self.release()
             self._made = wanted, self._record_largest(wanted)
@@ -157,16 +210,13 @@ class WgpuGenerator:
             except OutOfMemoryError as error:
                 problem = str(error)
                 self._pool.release()
-        raise InputError(
-            f"{self._device.adapter.name}: {wanted.slots} tokens of one sample do not fit:"
-            f" {problem}; shorten the prompts or ask for fewer new tokens"
-        )
+        raise _refuse_tokens(self._device, wanted.slots, problem)
 
     def _shape_problem(self, shape: StepShape) -> str:
         """Return why a shape cannot be recorded; empty if no reason is known."""
         limit = self._device.binding_limit
-        if 4 * _widest_array(self._decoder, shape) > limit:
-            return f"an array exceeds the {limit >> 20} MiB that a kernel's argument may span"
+        if 4 * _widest_array(self._decoder.architecture, shape) > limit:
+            return _explain_binding(limit)
         plan = MemoryPool(None)
         _record_step(plan, self._decoder, shape, limit)
         budget, there = plan.report_budget(), measure_available_memory(self._device.adapter)
@@ -246,6 +296,38 @@ class _Run:
             part.graph.run(*part.graph.find_segment(name))
 
 
+def _plan_step(
+    model_dir: Path,
+    config: RunConfig,
+    layout: GradientLayout,
+    limit: int,
+    shape: StepShape,
+    resident: int | None,
+) -> MemoryBudget:
+    """Return the memory of a model with what continues prompts."""
+    pool = MemoryPool(None)
+    decoder = plan_decoder(model_dir, config, layout, pool, resident)
+    _record_step(pool, decoder, shape, limit)
+    return pool.report_budget()
+
+
+def _explain_binding(limit: int) -> str:
+    return f"an array exceeds the {limit >> 20} MiB that a kernel's argument may span"
+
+
+def _refuse_tokens(device: Device, slots: int, problem: str) -> InputError:
+    return InputError(
+        f"{device.adapter.name}: {slots} tokens of one sample do not fit: {problem}; shorten the"
+        " prompts or ask for fewer new tokens"
+    )
+
+
+def _choose_shape(batch: int, longest: int, slots: int) -> StepShape:
+    """Return the shape for prompts of up to `longest` tokens, without regard to memory."""
+    chunk = min((chunk for chunk in PROMPT_CHUNKS if chunk >= longest), default=PROMPT_CHUNKS[0])
+    return StepShape(batch, chunk, slots)
+
+
 def _iterate_smaller(wanted: StepShape) -> Iterator[StepShape]:
     """Yield a shape and smaller and smaller ones; fewer samples at last."""
     batch = wanted.batch
@@ -256,9 +338,8 @@ def _iterate_smaller(wanted: StepShape) -> Iterator[StepShape]:
         batch //= 2
 
 
-def _widest_array(decoder: Decoder, shape: StepShape) -> int:
+def _widest_array(model: Architecture, shape: StepShape) -> int:
     """Return the elements of the largest array that is one kernel argument."""
-    model = decoder.architecture
     heads = model.num_heads * max(model.head_dim, shape.slots)
     rows = shape.chunk * max(heads, model.intermediate_size, model.hidden_size)
     cached = model.num_kv_heads * shape.slots * model.head_dim

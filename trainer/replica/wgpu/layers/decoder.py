@@ -19,6 +19,7 @@ from trainer.replica.wgpu.kernels.distillation import TeacherPredictions
 from trainer.replica.wgpu.kernels.elementwise import fill
 from trainer.replica.wgpu.kernels.embedding import embed_tokens, embedding_gradient
 from trainer.replica.wgpu.kernels.finite import mark_non_finite
+from trainer.replica.wgpu.kernels.pool import gather_rows
 from trainer.replica.wgpu.layers import decoder_layer
 from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
@@ -222,6 +223,43 @@ class Decoder:
 
         Segments: `embed`, `forward.N`, `head.N`. predictions u32 `[B]` for a classifier.
         """
+        x, parts = self._record_layers(graph, pool, bucket, vector, table)
+        parts["head"] = _head_part(bucket, {"hidden.0": x}, {})
+        for chunk in range(bucket.chunks):
+            graph.begin_segment(f"head.{chunk}")
+            targets = self._chunk_targets(bucket, vector, chunk)
+            self.head.loss(graph, pool, x, targets, sums, predictions=predictions)
+        pool.give_back(x)
+        return parts
+
+    def record_logits(
+        self,
+        graph: Graph,
+        pool: MemoryPool,
+        bucket: Bucket,
+        vector: Array,
+        table: Array,
+        logits: Array,
+    ) -> None:
+        """Record the logits at the targets of a micro-batch, forward alone.
+
+        Segments: `embed`, `forward.N`, `head.N`; each of the last writes `logits` `[N, V]` anew.
+        """
+        x, _ = self._record_layers(graph, pool, bucket, vector, table)
+        rows, count = bucket.slice_vector(vector, "rows"), logits.shape[0]
+        for number, first in enumerate(range(0, rows.size, count)):
+            graph.begin_segment(f"head.{number}")
+            chunk = rows.slice_rows(first, min(first + count, rows.size))
+            picked = pool.take((chunk.size, x.shape[1]))
+            gather_rows(graph, x, chunk, picked)
+            self.head.logits(graph, pool, picked, logits.slice_rows(0, chunk.size))
+            pool.give_back(picked)
+        pool.give_back(x)
+
+    def _record_layers(
+        self, graph: Graph, pool: MemoryPool, bucket: Bucket, vector: Array, table: Array
+    ) -> tuple[Array, Parts]:
+        """Record the last hidden states `[M, D]`, which are to be given back, in parts."""
         shape = self._layer_shape(bucket)
         size = (bucket.rows, self.architecture.hidden_size)
         x, y = (pool.take(size, purpose="activations") for _ in range(2))
@@ -235,15 +273,9 @@ class Decoder:
             decoder_layer.forward(graph, pool, weights, shape, kept, x, y)
             parts[name] = Part([name], {"hidden.0": x}, {"hidden.0": y})
             x, y = y, x
-        parts["head"] = _head_part(bucket, {"hidden.0": x}, {})
-        for chunk in range(bucket.chunks):
-            graph.begin_segment(f"head.{chunk}")
-            targets = self._chunk_targets(bucket, vector, chunk)
-            self.head.loss(graph, pool, x, targets, sums, predictions=predictions)
-        for array in (x, y):
-            pool.give_back(array)
+        pool.give_back(y)
         kept.give_back(pool)
-        return parts
+        return x, parts
 
     def _chunk_targets(self, bucket: Bucket, vector: Array, chunk: int) -> Targets:
         """Return the windows of one chunk of targets."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,13 @@ from tests.trainer.replica.driving import gradient, relative
 from trainer.config.run import RunConfig
 from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
+from trainer.planning.vulkan import USABLE
+from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.model import flatten_parameters
 from trainer.replica.torch.published_model import load_published
+from trainer.replica.wgpu import loaded_model
+from trainer.replica.wgpu.generation import generator
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.loaded_model import load_model
@@ -211,6 +217,65 @@ def test_what_does_not_fit(device: Device, tiny: Tiny) -> None:
     assert made == [models.greedy(prompt, 3) for prompt in asked]
     with pytest.raises(InputError, match="256 tokens of one sample do not fit: an array exceeds"):
         models.generator.generate(asked, max_new_tokens=200, sampling=GREEDY)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_memory_decides_how_many_layers_stay(
+    device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
+    folder = tiny.model(**sizes, tie_word_embeddings=False)
+    settings = {"task": "causal-lm", "method": method, "data__max_seq_len": 128}
+    config = tiny.config(folder, **settings)
+    layout, asked = build_layout(folder, config), prompts(40, 2, 7)
+    weights = None if method == "full" else initial_weights(layout, folder, config)
+
+    def need(resident: int | None, batch: int, chunk: int) -> int:
+        shape = generator.StepShape(batch, chunk, 128)
+        place = folder, config, layout, device.binding_limit
+        return generator._plan_step(*place, shape, resident).total
+
+    def load(free: int) -> tuple[int | None, list[list[int]]]:
+        memory = math.ceil(free / USABLE)
+        for module in (generator, loaded_model):
+            monkeypatch.setattr(module, "measure_available_memory", lambda _: memory)
+        made = generator.load_generator(
+            folder, config, layout, weights, device, longest=40, max_new_tokens=NEW, batch=2
+        )
+        uploads = made._uploads
+        stays = None if uploads is None else 8 - len(uploads._order)
+        return stays, made.generate(asked, max_new_tokens=NEW, sampling=GREEDY)
+
+    whole = load(2 * need(None, 2, 64))
+    assert whole[0] is None
+    assert load(need(None, 1, 16)) == whole, "a prompt fits with all layers"
+    assert need(3, 2, 64) < need(None, 1, 16)
+    for resident in (3, 0):
+        assert load(need(resident, 2, 64)) == (resident, whole[1])
+    assert load(need(0, 1, 16)) == (0, whole[1]), "in smaller chunks, one after the other"
+    with pytest.raises(InputError, match=r"the run needs .* are free; use fewer tokens$"):
+        load(need(0, 1, 16) - 4)
+
+
+def test_what_is_planned_is_what_is_taken(device: Device, tiny: Tiny) -> None:
+    """But for parameters, which are a few pages."""
+    folder = tiny.model(num_hidden_layers=5)
+    config = tiny.config(folder, task="causal-lm", method="full", data__max_seq_len=128)
+    layout = build_layout(folder, config)
+    for resident in (None, 2):
+        shape = generator.StepShape(2, 16, 128)
+        planned = generator._plan_step(
+            folder, config, layout, device.binding_limit, shape, resident
+        ).total
+        asked = Compute(resident="all" if resident is None else resident).apply_resident(config)
+        made = None
+        gc.collect()
+        before = device.allocated
+        made = generator.load_generator(
+            folder, asked, layout, None, device, longest=9, max_new_tokens=2, batch=2
+        )
+        made.generate(prompts(9, 3), max_new_tokens=2, sampling=GREEDY)
+        assert planned <= device.allocated - before < planned + 300_000
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

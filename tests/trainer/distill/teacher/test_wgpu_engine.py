@@ -1,0 +1,217 @@
+"""A teacher on a Vulkan device: torch's logits, and those of a resident model for any number."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from tests.covering import covering
+from tests.trainer.small_teacher import write_corpus, write_teacher
+from trainer.commands.distill.audit import audit
+from trainer.commands.distill.generate import generate
+from trainer.commands.distill.teacher import teacher
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.teacher import wgpu_engine
+from trainer.distill.teacher.engines import Engine
+from trainer.distill.teacher.torch_author import open_generate
+from trainer.distill.teacher.torch_engine import open_torch
+from trainer.distill.teacher.wgpu_engine import WgpuEngine, open_wgpu
+from trainer.planning.forward import ForwardSize
+from trainer.planning.vulkan import USABLE
+from trainer.replica.backend import Compute
+from trainer.replica.sampling import Sampling
+from trainer.replica.wgpu import loaded_model
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.system.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.config.run import Resident
+    from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+
+FORWARD = ForwardSize(144, 48)
+LENGTHS = [(9, 1, 33, 2), (48,), (40, 40), (20, 17)]
+STREAMED = [
+    (family, stored, dtype, resident)
+    for family in ("qwen3", "llama")
+    for stored in ("float32", "bfloat16")
+    for dtype in ("float32", "bfloat16")
+    for resident in (0, 1, 3)
+]
+
+
+@pytest.fixture(scope="module")
+def device(vulkan: Adapter) -> Device:
+    return Device(vulkan)
+
+
+@pytest.fixture
+def opened(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open one device, which compiles each kernel once."""
+    monkeypatch.setattr(wgpu_engine, "open_vulkan_device", lambda *_, **__: device)
+
+
+def batches() -> list[list[np.ndarray]]:
+    draw = np.random.default_rng(3)
+    return [
+        [draw.integers(300, size=length).astype(np.int32) for length in lengths]
+        for lengths in LENGTHS
+    ]
+
+
+def logits_of(engine: Engine) -> list[np.ndarray]:
+    return [
+        torch.cat([part.clone() for part in engine.iterate_logits(batch)]).numpy()
+        for batch in batches()
+    ]
+
+
+def load(folder: Path, dtype: str = "float32", resident: Resident = "auto") -> WgpuEngine:
+    return open_wgpu(folder, dtype, Compute("wgpu", resident=resident), FORWARD)
+
+
+def count_streamed(engine: WgpuEngine) -> int:
+    uploads = engine._loaded.uploads
+    return 0 if uploads is None else len(uploads._order)
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(("family", "stored", "dtype", "resident"), covering(STREAMED))
+def test_logits_are_those_of_torch_and_of_the_resident_teacher(
+    tiny_model: Any, family: str, stored: str, dtype: str, resident: int
+) -> None:
+    folder = tiny_model(family, dtype=stored, num_hidden_layers=4, tie_word_embeddings=False)
+    whole = load(folder, dtype, "all")
+    some = load(folder, dtype, resident)
+    assert (count_streamed(whole), count_streamed(some)) == (0, 4 - resident)
+    found = logits_of(whole)
+    assert [each.tobytes() for each in logits_of(some)] == [each.tobytes() for each in found]
+    assert [len(each) for each in found] == [sum(each) - len(each) for each in LENGTHS]
+    judge = open_torch(folder, "float32", Compute("cpu", threads=1), FORWARD)
+    near = 1e-4 if dtype == "float32" or stored == dtype else 0.05
+    for mine, theirs in zip(found, logits_of(judge), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=near * np.abs(theirs).max())
+
+
+@pytest.mark.usefixtures("opened")
+def test_memory_decides_which_layers_stay(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = tiny_model("qwen3", num_hidden_layers=8)
+    planned: list[int] = []
+    check = loaded_model.choose_layers
+
+    def keep(model_dir: Path, asked: Resident, device: Device, plan: Any, least: Any) -> int | None:
+        planned[:] = [plan(some).total for some in (None, 3, 0)] + [least(0).total]
+        return check(model_dir, asked, device, plan, least)
+
+    monkeypatch.setattr(wgpu_engine, "choose_layers", keep)
+    expected = logits_of(load(folder))
+    whole, three, none, least = planned
+    assert least < none < three < whole
+    for free, resident in ((whole, None), (three, 3), (none, 0), (least, 0)):
+        memory = math.ceil(free / USABLE)
+        monkeypatch.setattr(loaded_model, "measure_available_memory", lambda _, free=memory: free)
+        caplog.clear()
+        engine = load(folder)
+        assert count_streamed(engine) == (0 if resident is None else 8 - resident)
+        line = rf"wgpu:\d: {resident} of 8 layers stay in memory, {8 - (resident or 0)} are read"
+        assert bool(re.search(line, caplog.text)) == (resident is not None)
+        assert [a.tobytes() for a in logits_of(engine)] == [b.tobytes() for b in expected]
+    with pytest.raises(InputError, match=r"are free; use --resident auto or fewer tokens$"):
+        load(folder, resident="all")
+    monkeypatch.setattr(loaded_model, "measure_available_memory", lambda _: least - 4)
+    with pytest.raises(InputError, match=r"are free; use fewer tokens$"):
+        load(folder)
+
+
+def test_a_batch_that_no_kernel_can_span_is_for_a_smaller_one(
+    tiny_model: Any, vulkan: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = Device(vulkan, binding_limit=256 << 10)
+    monkeypatch.setattr(wgpu_engine, "open_vulkan_device", lambda *_, **__: narrow)
+    engine = open_wgpu(tiny_model("qwen3"), "float32", Compute("wgpu"), ForwardSize(16, 16))
+    ids = np.arange(16, dtype=np.int32)
+    assert sum(len(part) for part in engine.iterate_logits([ids] * 4)) == 60
+    with pytest.raises(MemoryError):
+        list(engine.iterate_logits([ids] * 100))
+    with pytest.raises(InputError, match="a window of 608 tokens exceeds the 0 MiB"):
+        open_wgpu(tiny_model("qwen3"), "float32", Compute("wgpu"), ForwardSize(16, 600))
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_file_that_is_cut_ends_a_teacher_with_one_line(tiny_model: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("qwen3", num_hidden_layers=6), folder)
+    engine = load(folder, resident=1)
+    logits_of(engine)
+    path = folder / "model.safetensors"
+    os.truncate(path, 4096)
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: layer \d .*trunc") as caught:
+        logits_of(engine)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("opened")
+def test_answers_are_those_of_torch_and_of_the_resident_teacher(tiny_model: Any) -> None:
+    folder = tiny_model("qwen3", num_hidden_layers=4)
+    prompts = [[5, 6, 7], [8], list(range(20))]
+    options: dict[str, Any] = {"max_new_tokens": 5, "sampling": Sampling(temperature=1, seed=2)}
+    found = [
+        open_generate(folder, "float32", compute, 2, 25)(prompts, **options)
+        for compute in (
+            Compute("wgpu", resident="all"),
+            Compute("wgpu", resident=1),
+            Compute("cpu", threads=1),
+        )
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.usefixtures("vulkan")
+def test_the_commands_of_a_distillation(tmp_path: Path) -> None:
+    """Scores come with the distance from transformers'; another engine finds them its own."""
+    corpus = write_corpus(tmp_path / "texts.jsonl", 6)
+    model = write_teacher(tmp_path / "model", corpus)
+    logits, where = tmp_path / "logits", ["--gpu-backend", "wgpu", "--resident", "1"]
+
+    def call(command: Any, *words: Any) -> str:
+        done = CliRunner().invoke(command, [*map(str, words)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    scoring = [model, "--data", corpus, "--out", logits, "--dtype", "float32", "--max-seq-len", 64]
+    call(teacher, *scoring, "--engine", "wgpu", *where)
+    described = LogitsFolder(logits).description.teacher
+    assert described.engine == "wgpu"
+    assert described.kl is not None
+    assert described.kl < 1e-6
+    call(audit, logits, "--fraction", 1, "--gpu-backend", "cpu", "--engine", "torch")
+    call(audit, logits, "--fraction", 1, "--engine", "wgpu", *where)
+    answers = tmp_path / "answers"
+    call(generate, model, "--prompts", corpus, "--out", answers, "--max-new-tokens", 3, *where)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--gpu-backend", "wgpu"], "the engine torch computes on cpu and cuda, not on wgpu; take"),
+        (["--engine", "wgpu", "--gpu-backend", "cpu"], "the engine wgpu computes on wgpu, not on"),
+    ],
+)
+def test_an_engine_refuses_another_backend(tmp_path: Path, words: list[str], why: str) -> None:
+    corpus = write_corpus(tmp_path / "texts.jsonl", 2)
+    model = write_teacher(tmp_path / "model", corpus)
+    command = [str(model), "--data", str(corpus), "--out", str(tmp_path / "out"), *words]
+    result = CliRunner().invoke(teacher, command)
+    assert why in str(result.exception)
+    assert not (tmp_path / "out" / "manifest.json").exists()
