@@ -97,7 +97,7 @@ def both(device: Device, tiny: Tiny) -> Any:
                 task="causal-lm",
                 method=method,
                 data__max_seq_len=POSITIONS,
-                lora__lora_rank=4,
+                **({"lora__lora_rank": 4} if method == "lora" else {}),
                 model__quantization="nf4" if base == "nf4" else "none",
                 model__dtype=kept,
             )
