@@ -20,7 +20,7 @@ from trainer.distill.teacher.windows import SHARD_BYTES, WindowCutter, window_le
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import parse_shape, read_shape
 from trainer.planning.shapes import ModelShape
-from trainer.planning.teachers import Measured, Place
+from trainer.planning.teachers import BATCH, Measured, Place
 from trainer.system.errors import InputError
 
 _MEASURED = 16
@@ -119,12 +119,11 @@ def read_measured(logits: Path) -> list[Measured]:
     tokens = sum(plan.tokens for plan in complete)
     rates: dict[Place, dict[str, float]] = {}
     facts = TEACHER_ENGINES.get(there.engine)
+    places: dict[str, Place] = {name: name for name in BATCH}
     for status in TeacherWatch(folder).list_teachers():
         state = status.state
         if state.tokens_per_second and state.device is not None:
-            place: Place = "cpu" if state.device == "cpu" else "cuda"
-            if facts and facts.backends == ("wgpu",):
-                place = "wgpu"
+            place = places.get(state.device.partition(":")[0], "cuda")
             rates.setdefault(place, {})[state.name] = state.tokens_per_second
     return [
         Measured(

@@ -270,7 +270,8 @@ class TeacherRun(ShardRun[Window]):
         return lambda plan, on_tokens: teacher.score_pieces(cut(plan), on_tokens)
 
     def _state_figures(self) -> dict[str, Any]:
-        device = None if self._teacher is None else str(self._teacher.engine.device)
+        engine = None if self._teacher is None else self._teacher.engine
+        device = engine and getattr(engine, "place", str(engine.device))
         return super()._state_figures() | {"device": device}
 
     def _load_teacher(self) -> Teacher:

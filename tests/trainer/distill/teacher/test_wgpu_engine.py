@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from trainer.distill.teacher.engines import Engine
 from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import open_torch
 from trainer.distill.teacher.wgpu_engine import WgpuEngine, open_wgpu
+from trainer.distill.workload import read_measured
 from trainer.planning.forward import ForwardSize
 from trainer.planning.vulkan import USABLE
 from trainer.replica.backend import Compute
@@ -180,7 +182,7 @@ def test_answers_are_those_of_torch_and_of_the_resident_teacher(tiny_model: Any)
 @pytest.mark.usefixtures("vulkan")
 def test_the_commands_of_a_distillation(tmp_path: Path) -> None:
     """Scores come with the distance from transformers'; another engine finds them its own."""
-    corpus = write_corpus(tmp_path / "texts.jsonl", 6)
+    corpus = write_corpus(tmp_path / "texts.jsonl", 12)
     model = write_teacher(tmp_path / "model", corpus)
     logits, where = tmp_path / "logits", ["--gpu-backend", "wgpu", "--resident", "1"]
 
@@ -190,11 +192,14 @@ def test_the_commands_of_a_distillation(tmp_path: Path) -> None:
         return done.output
 
     scoring = [model, "--data", corpus, "--out", logits, "--dtype", "float32", "--max-seq-len", 64]
-    call(teacher, *scoring, "--engine", "wgpu", *where)
+    call(teacher, *scoring, "--batch-tokens", 128, "--engine", "wgpu", *where)
     described = LogitsFolder(logits).description.teacher
     assert described.engine == "wgpu"
     assert described.kl is not None
     assert described.kl < 1e-6
+    (state,) = (json.loads(path.read_bytes()) for path in (logits / "teachers").glob("*.json"))
+    assert state["device"].startswith("wgpu:")
+    assert [one.place for one in read_measured(logits)] == ["wgpu"]
     call(audit, logits, "--fraction", 1, "--gpu-backend", "cpu", "--engine", "torch")
     call(audit, logits, "--fraction", 1, "--engine", "wgpu", *where)
     answers = tmp_path / "answers"
