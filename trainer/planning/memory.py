@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from trainer.planning import activations
+from trainer.planning.resident_layers import streamed_layers
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import (
     NF4_BYTES,
@@ -98,8 +99,12 @@ def stage_holdings(
     stay = 1.0
     if training.resident is not None:
         stay = max(0, training.resident) / shape.layers
+        read = (1 - stay) * shape.linear_parameters()
+        if shape.matrices:  # of unlike layers, and of others than the sizes tell
+            numbers = streamed_layers(shape.layers, training.resident)
+            read = sum(shape.matrices[number] for number in numbers)
+        rest -= read - (1 - stay) * linears
         linears *= stay
-        rest -= experts * (1 - stay)
         has_head = shape.tied and training.classes is None
         if not has_head and "embed_tokens" not in training.whole:
             rest -= shape.table_parameters  # its rows are read, too

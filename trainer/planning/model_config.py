@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run import load_config
-from trainer.model.expert_parameters import converted_targets
+from trainer.model.expert_parameters import ROUTED, converted_targets
 from trainer.model.families import (
     FAMILIES,
     apply_defaults,
@@ -28,7 +28,13 @@ from trainer.model.safetensors_headers import (
     read_headers,
     stored_dtype,
 )
-from trainer.model.tensor_names import is_ignored, is_tied, layer_count
+from trainer.model.tensor_names import (
+    is_ignored,
+    is_tied,
+    layer_count,
+    module_name,
+    stored_family,
+)
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
 
@@ -111,6 +117,7 @@ def read_shape(folder: Path) -> ModelShape:
     return replace(
         shape,
         counted=counted,
+        matrices=_count_matrices(folder, headers, shape.layers) if shape.kept is not None else (),
         stored=stored_dtype(headers),
         tied=is_tied(tree, known_family(text_config(tree)), headers),
         remark=remark,
@@ -125,6 +132,29 @@ def _of_language_model(
         family = find_family(read_config(folder), str(folder))
         return {name: found for name, found in headers.items() if not is_ignored(name, family)}
     return dict(headers)
+
+
+def _count_matrices(
+    folder: Path, headers: Mapping[str, TensorHeader], layers: int
+) -> tuple[int, ...]:
+    """Return the elements of each layer's linears and experts; nothing of unknown names.
+
+    Routers, convolutions and vectors are small, and stay in memory.
+    """
+    with suppress(InputError):  # of a family that is planned alone
+        family = stored_family(folder, headers)
+        stem = re.escape(f"{family.backbone}.{family.layers}")
+        counts = [0] * layers
+        for stored, header in headers.items():
+            found = re.match(rf"{stem}\.(\d+)\.(.+)\.(\w+)$", module_name(stored, family))
+            if found is None or len(header.shape) < 2 or int(found[1]) >= layers:
+                continue
+            path = found[2].split(".")
+            is_linear = found[3] == "weight" and ROUTED.isdisjoint(path[-2:])
+            if (is_linear or len(header.shape) == 3) and "conv" not in path[-1]:
+                counts[int(found[1])] += math.prod(header.shape)
+        return tuple(counts) if any(counts) else ()
+    return ()
 
 
 def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:

@@ -51,6 +51,8 @@ class ModelShape:
     """Adapters by default are on experts and routers too, as PEFT's."""
     counted: int | None = None
     """Parameters counted in the headers of the weights; None: by the sizes."""
+    matrices: tuple[int, ...] = ()
+    """Elements of each layer's matrices, counted there; empty: by the sizes."""
     stored: str = "BF16"
     """The dtype of most of them in safetensors' words; what models are published in if unknown."""
     in_gguf: bool = False
@@ -86,6 +88,11 @@ class ModelShape:
         dense = matrix * self.dense_inner
         mlp = (self.layers - self.dense_layers) * sparse + self.dense_layers * dense
         return self.layers * self.attention_parameters + mlp
+
+    @property
+    def stored_matrices(self) -> int:
+        """Elements of the matrices of all layers as they are stored."""
+        return sum(self.matrices) or self.linear_parameters()
 
     @property
     def layer_experts(self) -> int:

@@ -45,8 +45,7 @@ class DeviceElements:
 
 def layer_bytes(shape: ModelShape, training: TrainingSetup) -> float:
     """Return the bytes of a layer's matrices as they are stored; of unlike layers the mean."""
-    element = NF4_BYTES if training.method == "qlora" else _stored_element(shape)
-    return shape.linear_parameters() * element / shape.layers
+    return shape.stored_matrices / shape.layers * _matrix_element(shape, training)
 
 
 def head_bytes(shape: ModelShape) -> int:
@@ -70,6 +69,10 @@ def split_head(rows: int, columns: int) -> list[slice]:
     return [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
 
 
+def _matrix_element(shape: ModelShape, training: TrainingSetup) -> float:
+    return NF4_BYTES if training.method == "qlora" else _stored_element(shape)
+
+
 def _stored_element(shape: ModelShape) -> int:
     return 4 if shape.stored in _WIDE else 2
 
@@ -80,11 +83,12 @@ def passing_layers(shape: ModelShape, training: TrainingSetup) -> Iterator[Term]
         return
     element = 4 if training.on_host else training.precision.activation
     feed = "Motley: trainer/replica/weights/layer_feed.py"
+    largest = max(shape.matrices, default=shape.stored_matrices / shape.layers)
     yield term(
         "two layers on their way, and a linear in another format",
         "2 * layer + element * linear",
         feed,
-        layer=layer_bytes(shape, training),
+        layer=largest * _matrix_element(shape, training),
         element=element,
         linear=shape.widest_linear,
     )

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import pytest
 
+from trainer.model.family import SavedActivations
 from trainer.planning.cluster_text import parse_cluster
 from trainer.planning.decision import pick_strategy
 from trainer.planning.device_models import DeviceModel
@@ -27,7 +28,12 @@ from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, list_options
 from trainer.planning.strategy import AUTOCAST, TrainingSetup
-from trainer.planning.streaming import ReadingPlan, WorkerPlan, plan_reading
+from trainer.planning.streaming import (
+    ReadingPlan,
+    WorkerPlan,
+    explain_unstreamed,
+    plan_reading,
+)
 from trainer.planning.time import plan_time
 
 LENGTH = 512
@@ -163,6 +169,14 @@ def test_experts_in_nf4_are_read_by_their_total_and_computed_by_the_active(
     assert found.hidden_from == pytest.approx(free, rel=0.1)
     seconds = found.forward + found.backward
     assert found.tokens / seconds == pytest.approx(flops / (6 * 3.3e9), rel=0.1)
+
+
+def test_what_transformers_computes_is_read_by_all_but_vulkan_devices() -> None:
+    ours, published = NAMED["qwen3-32b"], replace(NAMED["qwen3-32b"], kept=SavedActivations())
+    vulkan = "wgpu computes only what Motley's own decoder does"
+    for text, why in (("CPU16-24GB", ""), ("RTX4090", ""), ("W5700X", vulkan)):
+        (pool,) = parse_cluster(text).groups
+        assert [explain_unstreamed(shape, pool) for shape in (ours, published)] == ["", why]
 
 
 def test_a_mixture_of_experts_trains_on_devices_that_do_not_hold_it() -> None:

@@ -89,7 +89,7 @@ BY_CLASS = {
 UNBUILT = ("blt", "gemma4_assistant", "gemma4_unified_assistant")
 """Refused by what they are: no small model of these is built."""
 ENCODERS = ("musicgen", "musicgen_melody")
-OWN_PRODUCTS = ("dbrx", "falcon", "jetmoe", "llama4_text")
+OWN_PRODUCTS = ("dbrx", "falcon", "jetmoe", "llama4_text", "longcat_flash")
 """Whose classes multiply most weights of a layer by code of their own."""
 PATHS = ("gemma4_text", "gpt_neo", "granitemoehybrid", "olmoe", "phi")
 """A tied head and buffers in files, no gate, recurrent layers, experts, a head with a bias."""

@@ -153,7 +153,7 @@ class PublishedWeights:
             sum(count for name, count in counts.items() if self._is_streamed(name))
             for counts in (left, self.names)
         ]
-        if sums[0] > sums[1] or not sums[1]:
+        if 4 * sums[0] > sums[1] or not sums[1]:
             largest = max(filter(self._is_streamed, left), key=left.__getitem__, default="a layer")
             raise InputError(
                 f"{self._model_dir}: {largest} is of neither linears nor experts that are read at"

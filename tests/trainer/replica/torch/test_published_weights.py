@@ -220,11 +220,23 @@ def test_the_plan_has_what_stays(tiny: Tiny, tied: bool, quantization: str) -> N
     assert not any(each.is_meta for each in model.parameters())
 
 
+@pytest.mark.parametrize("family", ["apertus", "deepseek_v2", "jamba", "mamba", "phi"])
+def test_the_plan_counts_layers_of_other_sizes_than_the_config_tells(
+    tiny: Tiny, tmp_path: Path, family: str
+) -> None:
+    """MLPs of two matrices, factors of projections, states, unlike layers."""
+    folder = write_tiny(tmp_path / "model", family)
+    for resident in (0, 1):
+        own: Any = {"task": "causal-lm", "lora__lora_rank": 4, "model__resident": resident}
+        replica, _ = tiny.start(folder, **own)
+        kept = [each for each in replica._model.parameters() if not each.requires_grad]
+        assert replica._plan.frozen == pytest.approx(sum(each.nbytes for each in kept), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("family", "target", "settings"),
     [
         ("olmoe", "o_proj", NF4),
-        ("longcat_flash", "o_proj", {"task": "causal-lm"}),
         ("afmoe", "o_proj", {"task": "causal-lm"}),
         *((family, "o_proj", NF4) for family in ("granitemoe", "phimoe")),
         *((family, "o_proj", {"task": "causal-lm"}) for family in ("ernie4_5_moe", "axk1")),
@@ -235,7 +247,7 @@ def test_the_plan_has_what_stays(tiny: Tiny, tied: bool, quantization: str) -> N
 def test_an_unlisted_family_is_read_too(
     tiny: Tiny, tmp_path: Path, family: str, target: str, settings: dict[str, Any]
 ) -> None:
-    """Classes draw a router's weights themselves, or use a linear's weight past its product."""
+    """A class may draw a router's weights itself, or use a linear's weight past its product."""
     folder, batch = write_tiny(tmp_path / "model", family), tiny.batch(3, "causal-lm")
     own = {**settings, "lora__target_modules": [target], "lora__lora_rank": 4}
     found = [train(*tiny.start(folder, **own, model__resident=each), batch) for each in ("all", 0)]
@@ -245,8 +257,9 @@ def test_an_unlisted_family_is_read_too(
 def test_layers_that_are_in_neither_linears_nor_experts_are_refused(
     tiny: Tiny, tmp_path: Path
 ) -> None:
-    folder = write_tiny(tmp_path / "model", "dbrx")
-    with pytest.raises(InputError, match=r"\.w1 is of neither linears nor experts"):
+    """Of Longcat attention alone could be read, a smaller part of it."""
+    folder = write_tiny(tmp_path / "model", "longcat_flash")
+    with pytest.raises(InputError, match=r"gate_up_proj is of neither linears nor experts"):
         tiny.start(folder, task="causal-lm", model__resident=0)
 
 
