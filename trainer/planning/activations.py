@@ -145,11 +145,12 @@ def of_adapted_experts(
     held = 1 if training.recompute == "full" else layers
     yield term(
         "experts with their adapters, and a gradient of one layer's",
-        "element * experts * (held + 1)",
+        "element * experts * (held + gradients)",
         COUNTED,
         element=_expert_element(training),
         experts=shape.layer_experts,
-        held=held,
+        held=1 if training.evaluates else held,
+        gradients=int(not training.evaluates),
     )
 
 
@@ -244,7 +245,7 @@ def of_frozen_linears(training: TrainingSetup, linears: float, layers: int) -> T
 
     Recomputation has those of one layer at a time.
     """
-    held = 1 if training.recompute == "full" else layers
+    held = 1 if training.recompute == "full" or training.evaluates else layers
     element = training.precision.activation
     return term(
         "frozen linears in the format of the products",

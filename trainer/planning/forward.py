@@ -28,6 +28,8 @@ class ForwardSize(NamedTuple):
     length: int
     cached: int = 0
     """Tokens whose keys and values are kept beside it."""
+    elsewhere: int = 0
+    """Layers whose keys and values another device keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,6 @@ def plan_forward(
     return ForwardPlan(
         weights=int(stay),
         passing=int(sum(part.value for part in passing_layers(shape, training))),
-        working=working + 2 * size.cached * shape.layers * shape.keys * width,
+        working=working + 2 * size.cached * (shape.layers - size.elsewhere) * shape.keys * width,
         resident=resident,
     )

@@ -257,21 +257,22 @@ def _activation_terms(
     held_at_once = flight.value
     if stage and strategy.schedule in ("1f1b", "interleaved"):
         held_at_once = 1.0
-    tokens = training.tokens
-    if training.recompute == "full":
+    tokens, name = training.tokens, "layers"
+    if training.recompute == "full" or training.evaluates:
         row = activations.of_layer_input(shape, training, strategy)
         yield term(
             "inputs of layers",
             "in_flight * layers * tokens * input_bytes",
             row.source,
             in_flight=held_at_once,
-            layers=layers,
+            layers=2 if training.evaluates else layers,  # its output is the next one's
             tokens=tokens,
             input_bytes=row.value,
         )
         held_at_once, layers = 1, 1
+        name = "one layer" if training.evaluates else "one layer, computed again"
     yield term(
-        "layers" if training.recompute != "full" else "one layer, computed again",
+        name,
         "in_flight * layers * tokens * (" + layer.formula + ")",
         layer.source,
         in_flight=held_at_once,
@@ -281,14 +282,15 @@ def _activation_terms(
     )
     if training.waiting and not waits_on_host(training):
         yield waiting_activations(shape, training, strategy)
-    backward = activations.of_backward(shape, training, strategy)
-    yield term(
-        "gradients of activations",
-        f"tokens * ({backward.formula})",
-        backward.source,
-        tokens=tokens,
-        **backward.numbers,
-    )
+    if not training.evaluates or (shape.kept is not None and shape.kept.scores):
+        backward = activations.of_backward(shape, training, strategy)
+        yield term(
+            "further scores" if training.evaluates else "gradients of activations",
+            f"tokens * ({backward.formula})",
+            backward.source,
+            tokens=tokens,
+            **backward.numbers,
+        )
     if stage == strategy.stages - 1:
         head = activations.of_head(shape, training)
         yield term(
@@ -314,12 +316,13 @@ def waiting_activations(shape: ModelShape, training: TrainingSetup, strategy: St
     layer = activations.of_layer(shape, training, strategy)
     row = activations.of_layer_input(shape, training, strategy).value
     again = training.recompute == "full"
+    kept = 0 if training.evaluates else shape.layers * (row if again else layer.value)
     return term(
         "activations of micro-batches that wait",
         "tokens * (kept + input_bytes)",
         OWN,
         tokens=training.waiting,
-        kept=shape.layers * (row if again else layer.value),
+        kept=kept,
         input_bytes=row,
     )
 
@@ -344,6 +347,7 @@ def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
     each = 4 if training.precision.activation == 4 else 6  # fp32, and a copy for the product
     each = 12 if training.taught else each
     trains = training.method == "full" or "lm_head" in training.whole
+    trains = trains and not training.evaluates
     matrix = shape.table_parameters if trains else 0
     return term(
         "a chunk of logits",

@@ -137,7 +137,8 @@ def plan_memory(
         config, accelerator=accelerator, recompute=recompute, coordinates=coordinates
     )
     resident = resolve_resident(config.model.resident, model.layers, resident)
-    training, trainable = replace(training, resident=resident), layout.size
+    training = replace(training, resident=resident, evaluates=evaluates)
+    trainable = layout.size
     if config.method != "full":
         training = replace(training, adapters=trainable)
     elif evaluates and resident is not None:  # what is read at each use is frozen

@@ -154,6 +154,8 @@ class TrainingSetup:
     resident: int | None = None
     """Layers whose frozen linears stay in memory, the others are read at each use; None: all.
     `HEAD_STREAMED`: none, and neither does a frozen head."""
+    evaluates: bool = False
+    """Nothing trains: a layer's activations are gone after it."""
     waiting: int = 0
     """Tokens of the other micro-batches of a group, which runs layer by layer."""
 

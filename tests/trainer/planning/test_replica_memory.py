@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import replace
 from itertools import product
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tests.covering import covering
 from tests.families import COMPUTED_HERE
@@ -100,7 +102,64 @@ def test_an_evaluation_has_neither_gradients_nor_an_optimizer(
     worker = plan_of(folder, config, accelerator=accelerator)
     found = plan_of(folder, config, accelerator=accelerator, evaluates=True)
     assert worker.gradients == worker.trainable
-    assert found == replace(worker, gradients=0, state=0)
+    nothing = {"gradients": 0, "state": 0}
+    forward = {name: getattr(found, name) for name in ("per_token", "per_waiting_token")}
+    assert found == replace(worker, **nothing, **forward)
+    assert found.per_token < worker.per_token
+
+
+def test_an_evaluation_keeps_one_layer_however_deep_the_model_is(tiny: Tiny) -> None:
+    shallow, deep = (tiny.model(num_hidden_layers=layers) for layers in (2, 12))
+    for recompute in (False, True):
+        plans = [
+            plan_of(folder, tiny.config(folder), recompute=recompute, evaluates=True)
+            for folder in (shallow, deep)
+        ]
+        assert plans[0].per_token == plans[1].per_token
+        assert plans[0].per_waiting_token == plans[1].per_waiting_token
+
+
+def peak_per_token(replica: TorchReplica, length: int) -> float:
+    """Return the most bytes that are in use at a time for each token of a further sample."""
+
+    def peak(samples: int) -> int:
+        ids = np.arange(length, dtype=np.int32)
+        batch = [Encoded(ids, np.where(ids < length - 1, IGNORED, ids))] * samples
+        replica.evaluate(batch)  # what is made at the first use stays
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            replica.evaluate(batch)
+        profiler: Any = found.profiler
+        events = profiler.kineto_results.events()
+        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+        return max(itertools.accumulate(size for _, size in changes))
+
+    return (peak(4) - peak(2)) / (2 * length)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "method", "dtype"),
+    covering(
+        product(
+            ["qwen3", "mixtral", "gpt_oss", "gpt2", "qwen3_5_text"],
+            ["lora", "full"],
+            ["float32", "bfloat16"],
+        )
+    ),
+)
+def test_the_tensors_of_an_evaluation_are_counted(
+    tiny: Tiny, model_type: str, method: str, dtype: str
+) -> None:
+    """From above: a layer's tensors are never there together."""
+    length = 64
+    folder = tiny.model(model_type, hidden_size=256, intermediate_size=768)
+    settings = {"method": method, "model__dtype": dtype, "data__max_seq_len": length}
+    config = tiny.config(folder, task="causal-lm", training__micro_batch_size=4, **settings)
+    layout = build_layout(folder, config)
+    replica = TorchReplica(folder, config, layout, threads=1, evaluates=True)
+    if method == "lora":
+        replica.write_trainable(np.zeros(layout.size, np.float32))
+    planned = plan_of(folder, config, recompute=True, evaluates=True).per_token
+    assert 0.3 * planned < peak_per_token(replica, length) <= planned
 
 
 def test_a_micro_batch_of_several_rows_has_the_logits_of_all(tiny: Tiny) -> None:

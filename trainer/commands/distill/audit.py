@@ -56,7 +56,7 @@ def audit(
     Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
     """
     from trainer.distill.answers.shard_loader import open_logits
-    from trainer.distill.teacher.audit import audit_limit, check_teacher, choose_engine
+    from trainer.distill.teacher.audit import audit_limit, check_teacher, open_auditor
     from trainer.distill.teacher.audit import audit_windows as compare
     from trainer.distill.teacher.scoring import open_teacher
     from trainer.model.files import resolve_model
@@ -64,10 +64,12 @@ def audit(
     logits = open_logits(folder)
     model_dir = resolve_model(model or logits.description.teacher.name)
     vocabulary = check_teacher(logits, model_dir, tokenizer or model_dir)
-    engine = engine or choose_engine(logits, model_dir)
-    if reason := explain_resident(engine, compute.resident):
+    if engine is None:
+        engine, teacher = open_auditor(logits, model_dir, vocabulary, compute)
+    elif reason := explain_resident(engine, compute.resident):
         raise InputError(f"--resident {compute.resident}: {reason}")
-    teacher = open_teacher(model_dir, vocabulary, logits.description, compute, engine=engine)
+    else:
+        teacher = open_teacher(model_dir, vocabulary, logits.description, compute, engine=engine)
     limit = audit_limit(logits.description.teacher.engine, engine)
     found = compare(logits, teacher, fraction=fraction, seed=seed, limit=limit)
     if as_json:

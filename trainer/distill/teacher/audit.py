@@ -11,24 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.config.teacher_engines import REFERENCE_ENGINE, TEACHER_ENGINES
+from trainer.config.teacher_engines import REFERENCE_ENGINE, explain_resident
 from trainer.data.order import permute_epoch
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme, Scores, Window
 from trainer.distill.teacher import admission
 from trainer.distill.teacher.rows import Rows
-from trainer.distill.teacher.scoring import Teacher
-from trainer.distill.teacher.torch_engine import weight_bytes
+from trainer.distill.teacher.scoring import Teacher, open_teacher
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.model.files import model_digest
-from trainer.system.cgroups import free_memory
-from trainer.system.errors import InputError, RefusedError
+from trainer.replica.backend import Compute
+from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -99,21 +97,30 @@ def audit_limit(stored: str, engine: str) -> float:
     return LIMIT if engine == stored else LIMIT + admission.LIMIT
 
 
-def choose_engine(folder: LogitsFolder, model: Path) -> str:
-    """Return the independent check's name if its weights fit the memory, else the folder's own."""
-    teacher = folder.description.teacher
-    need, _ = weight_bytes(model, getattr(torch, teacher.dtype))
-    fits = need <= free_memory(psutil.virtual_memory().available)
-    if fits or TEACHER_ENGINES[teacher.engine].is_reference:
-        return REFERENCE_ENGINE
-    log.warning(
-        "%s does not fit the free memory by %s; the engine that wrote the scores, %s, scores"
-        " again, which cannot find its own errors",
-        model,
-        REFERENCE_ENGINE,
-        teacher.engine,
-    )
-    return teacher.engine
+def open_auditor(
+    folder: LogitsFolder, model: Path, vocabulary: Vocabulary, compute: Compute
+) -> tuple[str, Teacher]:
+    """Open the independent engine, or the folder's own if the memory is too small for that.
+
+    Raises:
+        InputError: the model cannot be loaded, or fits by neither.
+    """
+    description = folder.description
+    own = description.teacher.engine
+    try:
+        return REFERENCE_ENGINE, open_teacher(
+            model, vocabulary, description, compute, engine=REFERENCE_ENGINE
+        )
+    except DoesNotFitError as error:
+        if own == REFERENCE_ENGINE or explain_resident(own, compute.resident):
+            raise
+        log.warning(
+            "%s; the engine that wrote the scores, %s, scores again, which cannot find its own"
+            " errors",
+            error,
+            own,
+        )
+    return own, open_teacher(model, vocabulary, description, compute)
 
 
 def audit_windows(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainer.distill.answers.author import Generate
     from trainer.replica.torch.generator import TorchGenerator
     from trainer.replica.wgpu.generation.kv_store import KVStore
+    from trainer.replica.wgpu.gpu.device import Device
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +42,47 @@ class KVOffload:
     """How many; None for those that fit."""
     even_if_slower: bool = False
 
+    @property
+    def name(self) -> str:
+        """The option as it was given."""
+        return f"--kv-offload wgpu:{self.gpu}"
+
+
+def open_device(wanted: KVOffload) -> Device:
+    """Open the device.
+
+    Raises:
+        InputError: it is not available.
+    """
+    try:
+        return open_vulkan_device(wanted.gpu, allow_software=bool(wanted.gpu))
+    except UnusableError as error:
+        raise InputError(f"{wanted.name}: {error}") from None
+
+
+def count_fitting(
+    wanted: KVOffload, device: Device, shape: KVShape, layers: Sequence[int], rows: int
+) -> int:
+    """Return of how many of some layers the keys and values fit the device.
+
+    Args:
+        rows: the most answers that are written together.
+    """
+    from trainer.replica.wgpu.generation.kv_store import count_fitting_layers
+
+    fitting = count_fitting_layers(device, shape, rows, wanted.slots)
+    return len(layers) if fitting is None else min(fitting, len(layers))
+
 
 def open_store(
-    wanted: KVOffload, shape: KVShape, layers: Sequence[int], rows: int, like: Tensor
+    wanted: KVOffload,
+    device: Device,
+    shape: KVShape,
+    layers: Sequence[int],
+    rows: int,
+    like: Tensor,
 ) -> KVStore:
-    """Open the device and make room there for the first of some layers.
+    """Make room on a device for the first of some layers.
 
     Args:
         layers: numbers of the layers that may be kept there.
@@ -53,18 +90,12 @@ def open_store(
         like: has the dtype and the device of the model's keys and values.
 
     Raises:
-        InputError: the device is not available, has no room, or attends more slowly.
+        InputError: the device has no room, or attends more slowly.
     """
-    where = f"--kv-offload wgpu:{wanted.gpu}"
-    try:
-        device = open_vulkan_device(wanted.gpu, allow_software=bool(wanted.gpu))
-    except UnusableError as error:
-        raise InputError(f"{where}: {error}") from None
-    from trainer.replica.wgpu.generation.kv_store import KVStore, count_fitting_layers
+    from trainer.replica.wgpu.generation.kv_store import KVStore
 
-    size = f"{rows} answers of {wanted.slots} tokens with their prompts"
-    fitting = count_fitting_layers(device, shape, rows, wanted.slots)
-    room = len(layers) if fitting is None else min(fitting, len(layers))
+    where, size = wanted.name, f"{rows} answers of {wanted.slots} tokens with their prompts"
+    room = count_fitting(wanted, device, shape, layers, rows)
     count = min(wanted.layers or max(1, room), len(layers))
     if count > room:
         raise InputError(
@@ -119,14 +150,23 @@ def step_seconds(
     return best
 
 
-def with_fallback(generator: TorchGenerator) -> Generate:
-    """Return what continues prompts: without the generator's store once its device fails."""
+def with_fallback(generator: TorchGenerator, batch_alone: int) -> Generate:
+    """Return what continues prompts: without the generator's store once its device fails.
+
+    Args:
+        batch_alone: prompts that are continued together without it; 0: not one fits.
+    """
 
     def generate(prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
         if generator.store is not None:
             try:
                 return generator.generate(prompts, **options)
             except DeviceError as error:
+                if not batch_alone:
+                    raise InputError(
+                        f"{error}; keys and values do not fit {generator.device}: start again, or"
+                        " ask for fewer tokens"
+                    ) from None
                 log.warning(
                     "%s; keys and values are on %s from here on, and the shard's answers are"
                     " written again",
@@ -134,6 +174,7 @@ def with_fallback(generator: TorchGenerator) -> Generate:
                     generator.device,
                 )
                 generator.store = None
+                generator.batch = min(generator.batch, batch_alone)
         return generator.generate(prompts, **options)
 
     return generate

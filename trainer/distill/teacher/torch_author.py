@@ -14,6 +14,7 @@ from trainer.distill.teacher.torch_engine import (
     TorchEngine,
     check_unplanned,
     choose_device,
+    is_published,
 )
 from trainer.model.architecture import read_architecture
 from trainer.model.families import find_family
@@ -24,7 +25,7 @@ from trainer.replica.backend import Compute
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.generator import make_generator
 from trainer.replica.torch.model import find_backbone
-from trainer.replica.torch.residence import plan_answers
+from trainer.replica.torch.residence import AnswerPlan, plan_answers
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,10 +63,20 @@ def open_generate(
 
         return open_wgpu_generator(model_dir, dtype, compute, batch, length).generate
     device, kind = choose_device(compute, dtype), getattr(torch, dtype)
-    setup, resident = frozen_setup(kind.itemsize), None
+    spare, elsewhere = None, 0
+    if offload is not None:
+        from trainer.distill.teacher.kv_offload import count_fitting, open_device
+
+        spare = open_device(offload)
+        if not is_published(model_dir, length):  # else its layers are known once it is loaded
+            rows = min(offload.answers, batch)
+            room = count_fitting(offload, spare, *_decoder_layers(model_dir), rows)
+            elsewhere = min(offload.layers or room, room)
+    setup, plan = frozen_setup(kind.itemsize), AnswerPlan(None, batch, batch)
     if not check_unplanned(model_dir, kind, device, compute.resident):
-        resident, batch = plan_answers(model_dir, setup, compute.resident, length, device, batch)
-    engine = TorchEngine(model_dir, kind, str(device), resident=resident, length=length)
+        asked = compute.resident
+        plan = plan_answers(model_dir, setup, asked, length, device, batch, elsewhere)
+    engine = TorchEngine(model_dir, kind, str(device), resident=plan.resident, length=length)
     settings = {
         "task": "causal-lm",
         "method": "full",
@@ -74,15 +85,21 @@ def open_generate(
         "training.precision": "fp32",  # products take the weights' own dtype
     }
     config = load_config(None, settings)
-    generator = make_generator(engine.model, model_dir, config, engine.device, batch=batch)
-    if offload is None:
+    generator = make_generator(engine.model, model_dir, config, engine.device, batch=plan.batch)
+    if offload is None or spare is None:
         return generator.generate
     from trainer.distill.teacher.kv_offload import open_store, with_fallback
 
     shape, layers = _storable_layers(engine.model, model_dir)
     rows, like = min(offload.answers, generator.batch), next(engine.model.parameters())
-    generator.store = open_store(offload, shape, layers, rows, like)
-    return with_fallback(generator)
+    generator.store = open_store(offload, spare, shape, layers, rows, like)
+    return with_fallback(generator, plan.batch_alone)
+
+
+def _decoder_layers(model_dir: Path) -> tuple[KVShape, Sequence[int]]:
+    found = read_architecture(model_dir)
+    shape = KVShape(found.num_heads, found.num_kv_heads, found.head_dim)
+    return shape, range(found.num_layers)
 
 
 def _storable_layers(model: Any, model_dir: Path) -> tuple[KVShape, Sequence[int]]:
@@ -92,9 +109,7 @@ def _storable_layers(model: Any, model_dir: Path) -> tuple[KVShape, Sequence[int
         InputError: there are none.
     """
     if isinstance(model, Decoder):
-        found = read_architecture(model_dir)
-        shape = KVShape(found.num_heads, found.num_kv_heads, found.head_dim)
-        return shape, range(found.num_layers)
+        return _decoder_layers(model_dir)
     from trainer.replica.torch.published_cache import storable_layers
 
     shape, layers = storable_layers(find_backbone(model))

@@ -45,7 +45,7 @@ from trainer.replica.residence import choose_residents
 from trainer.replica.torch.device import available_bytes, spare_memory
 from trainer.replica.torch.loader import load_frozen
 from trainer.system.cgroups import free_memory
-from trainer.system.errors import InputError
+from trainer.system.errors import DoesNotFitError, InputError
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def check_room(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None 
     """Check that the weights fit the main memory as far as they are not mapped, with a forward.
 
     Raises:
-        InputError: they do not; says what would.
+        DoesNotFitError: they do not; says what would.
     """
     need, (_, mapped) = needed_bytes(model_dir, dtype, forward), weight_bytes(model_dir, dtype)
     free = free_memory(psutil.virtual_memory().available)
@@ -180,7 +180,7 @@ def _refuse_memory(
     free: int,
     where: str = "main memory",
     advice: str = "",
-) -> InputError:
+) -> DoesNotFitError:
     """Return the error of a teacher that does not fit, with what would.
 
     Args:
@@ -207,7 +207,7 @@ def _refuse_memory(
         advice = "use a host with more memory, or a smaller teacher"
     else:
         advice = "use a GGUF file of it, with --engine gguf"
-    return InputError(
+    return DoesNotFitError(
         f"{model_dir}: needs {need / 1e9:.1f} GB of {where} in {name}, and {free / 1e9:.1f} GB are"
         f" free; {advice}"
     )
@@ -319,7 +319,8 @@ def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSi
     Layers that do not fit beside a forward are read at each one.
 
     Raises:
-        InputError: the model cannot be loaded, or does not fit.
+        InputError: the model cannot be loaded.
+        DoesNotFitError: it needs more memory than is free.
     """
     check_teacher_backend("torch", compute.backend, compute.gpu)
     device = choose_device(compute, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -59,7 +60,18 @@ def plan_generation(
     """
     setup = used_setup(config, layout.size, accelerator=device.type == "cuda")
     length, asked = config.data.max_seq_len, config.model.resident
-    return plan_answers(model_dir, setup, asked, length, device, batch)
+    return plan_answers(model_dir, setup, asked, length, device, batch)[:2]
+
+
+class AnswerPlan(NamedTuple):
+    """How prompts are continued."""
+
+    resident: int | None
+    """Layers that stay; None: all."""
+    batch: int
+    """Prompts at once."""
+    batch_alone: int
+    """Prompts at once if the device is lost that keeps keys and values of layers; 0: not one."""
 
 
 def plan_answers(
@@ -69,7 +81,8 @@ def plan_answers(
     length: int,
     device: torch.device,
     batch: int,
-) -> tuple[int | None, int]:
+    elsewhere: int = 0,
+) -> AnswerPlan:
     """Return the layers that stay while prompts are continued, and how many prompts at once.
 
     Where layers are read at each use, memory is left for `batch` prompts first: each layer is read
@@ -77,6 +90,7 @@ def plan_answers(
 
     Args:
         length: tokens of a prompt with the new ones.
+        elsewhere: layers whose keys and values another device keeps.
 
     Raises:
         InputError: one prompt does not fit.
@@ -85,12 +99,16 @@ def plan_answers(
     available = available_bytes(device)
     usable = available * USABLE
 
-    def plan(resident: int | None, rows: int) -> ForwardPlan:
-        size = ForwardSize(rows * length, length, rows * length)
+    def plan(resident: int | None, rows: int, elsewhere: int = elsewhere) -> ForwardPlan:
+        size = ForwardSize(rows * length, length, rows * length, elsewhere)
         return plan_forward(shape, setup, size, resident, accelerator=cuda)
 
     def plan_batch(resident: int | None) -> ForwardPlan:
         return plan(resident, 1 if resident is None else batch)
+
+    def count_prompts(elsewhere: int) -> int:
+        one, two = (plan(chosen, rows, elsewhere).total for rows in (1, 2))
+        return min(batch, max(0, 1 + int((usable - one) // (two - one))))
 
     chosen = choose_residents(
         model_dir,
@@ -102,17 +120,15 @@ def plan_answers(
         usable,
         length,
     ).resident
-    one, two = plan(chosen, 1), plan(chosen, 2)
-    if one.total > usable:
+    if not (fitting := count_prompts(elsewhere)):
         fewer = "ask for fewer tokens"
         ways = fewer if chosen in (0, HEAD_STREAMED) else f"use --resident auto, or {fewer}"
         raise InputError(
-            f"{device}: {model_dir} needs {format_gib(one.total)} GiB to continue a prompt to"
-            f" {length} tokens, {format_gib(usable)} may be used; {ways}"
+            f"{device}: {model_dir} needs {format_gib(plan(chosen, 1).total)} GiB to continue a"
+            f" prompt to {length} tokens, {format_gib(usable)} may be used; {ways}"
         )
-    batch = max(1, min(batch, 1 + int(usable - one.total) // (two.total - one.total)))
-    spare_memory(device, plan(chosen, batch).total, available)
-    return chosen, batch
+    spare_memory(device, plan(chosen, fitting).total, available)
+    return AnswerPlan(chosen, fitting, count_prompts(0))
 
 
 def reads_rows(config: RunConfig, *, tied: bool) -> bool:

@@ -32,11 +32,15 @@ from trainer.distill.logits.shard_folder import verify_shards
 from trainer.distill.teacher import admission, torch_engine
 from trainer.distill.teacher.admission import LIMIT, TOKENS, admit_engine
 from trainer.distill.teacher.assignment import ScoringRequest, assign_request
-from trainer.distill.teacher.audit import AuditResult, audit_limit, audit_windows, choose_engine
+from trainer.distill.teacher.audit import AuditResult, audit_limit, audit_windows, open_auditor
 from trainer.distill.teacher.engines import ENGINES, EngineKind
 from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher, open_teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
+from trainer.planning.forward import ForwardSize, frozen_setup, plan_forward
+from trainer.planning.model_config import read_shape
+from trainer.planning.resident_layers import HEAD_STREAMED
+from trainer.planning.teachers import BATCH
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError, NonFiniteError, RefusedError
 
@@ -273,12 +277,33 @@ def test_two_quantisations_never_fill_one_folder(
         assign_request(again)
 
 
+def test_an_audit_takes_the_engine_that_wrote_the_scores_only_where_torch_cannot_be_opened(
+    by: Callable[..., ScoringRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = teach(by(Double))
+    size = ForwardSize(BATCH["cpu"], done.description.max_seq_len)
+    plan = partial(plan_forward, read_shape(done.model_dir), frozen_setup(4), size)
+    need = min(plan(kept, accelerator=False).total for kept in (HEAD_STREAMED, 0, None))
+
+    def choose(free: int) -> str:
+        monkeypatch.setattr(torch_engine, "available_bytes", lambda _: free)
+        return open_auditor(done.folder, done.model_dir, done.vocabulary, Compute("cpu"))[0]
+
+    assert choose(need) == "torch"
+    assert "cannot find its own errors" not in caplog.text
+    assert choose(need - 1) == "double"
+    assert "cannot find its own errors" in caplog.text
+
+
 def test_an_engine_that_is_wrong_after_its_admission_is_found_by_the_audit(
     by: Callable[..., ScoringRequest], files: tuple[Path, Path], out: Path
 ) -> None:
     wanted = by(Wrong, healthy=in_the_pass(by(Double)) - BATCHES)
     done = teach(wanted)
-    assert choose_engine(done.folder, files[0]) == "torch"
+    auditor = open_auditor(done.folder, files[0], done.vocabulary, Compute("cpu"))
+    assert auditor[0] == "torch"
 
     def found(engine: str) -> AuditResult:
         teacher = open_teacher(

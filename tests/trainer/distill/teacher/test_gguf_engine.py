@@ -27,7 +27,7 @@ from trainer.distill.logits.shard_folder import verify_shards
 from trainer.distill.teacher import gguf_engine, llama_cpp
 from trainer.distill.teacher.admission import LIMIT
 from trainer.distill.teacher.assignment import assign_request
-from trainer.distill.teacher.audit import choose_engine
+from trainer.distill.teacher.audit import open_auditor
 from trainer.distill.teacher.gguf_engine import GgufEngine, open_gguf
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.model.architecture import read_architecture
@@ -140,7 +140,8 @@ def test_a_pass_says_what_computed_and_is_repeated_to_the_byte(
     assert teacher.kl is not None
     assert 0 < teacher.kl < LIMIT
     assert {verdict.state for verdict in verify_shards(folder)} == {"whole"}
-    assert choose_engine(folder, done.model_dir) == "torch"
+    auditor = open_auditor(folder, done.model_dir, done.vocabulary, Compute("cpu"))
+    assert auditor[0] == "torch"
     shard = folder.path / folder.description.shards[1].name
     before = (shard / "logits.parquet").read_bytes()
     shutil.rmtree(shard)

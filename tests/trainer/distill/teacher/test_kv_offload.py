@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,9 +150,9 @@ def test_a_device_that_is_lost_costs_a_line_and_no_token(
             device.handle.destroy()
         return False
 
-    write = with_fallback(generator)
+    write = with_fallback(generator, 1)
     assert write(PROMPTS, max_new_tokens=8, sampling=Sampling(), until=lose) == whole
-    assert generator.store is None
+    assert (generator.store, generator.batch) == (None, 1), "as many as fit beside the model"
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "keys and values are on cpu from here on" in line
     assert write(PROMPTS, max_new_tokens=8, sampling=Sampling()) == whole
@@ -196,8 +197,50 @@ def test_options_that_cannot_be_meant(tmp_path: Path) -> None:
 def test_layers_without_room_are_refused(vulkan: Adapter) -> None:
     import torch
 
-    from trainer.distill.teacher.kv_offload import KVOffload, open_store
+    from trainer.distill.teacher.kv_offload import KVOffload, open_device, open_store
 
     wanted = KVOffload(str(vulkan.index), answers=8, slots=1 << 32, layers=2)
     with pytest.raises(InputError, match="keys and values of 0 of 4 layers fit, for 8 answers"):
-        open_store(wanted, SHAPE, range(4), 8, torch.zeros(1))
+        open_store(wanted, open_device(wanted), SHAPE, range(4), 8, torch.zeros(1))
+
+
+def test_a_lost_device_whose_keys_and_values_fit_nowhere_ends_in_one_line(
+    tmp_path: Path, vulkan: Adapter
+) -> None:
+    from trainer.distill.teacher.kv_offload import with_fallback
+    from trainer.replica.wgpu.generation.kv_store import KVStore
+    from trainer.replica.wgpu.gpu.device import Device
+
+    generator = generator_for(write_drawn_model(tmp_path / "model", "qwen3"))
+    device = Device(vulkan)
+    generator.store = KVStore(device, SHAPE, [0, 1])
+    device.handle.destroy()
+    with pytest.raises(InputError, match="do not fit cpu: start again, or ask for fewer tokens"):
+        with_fallback(generator, 0)(PROMPTS, max_new_tokens=8, sampling=Sampling())
+
+
+@pytest.mark.parametrize("elsewhere", [0, 1, 2])
+def test_keys_and_values_on_another_device_leave_memory_for_more_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: int
+) -> None:
+    import torch
+
+    from trainer.planning.forward import ForwardSize, frozen_setup, plan_forward
+    from trainer.planning.model_config import read_shape
+    from trainer.planning.replica import USABLE
+    from trainer.replica.torch import residence
+
+    folder = write_drawn_model(tmp_path / "model", "qwen3")
+    shape, setup, length = read_shape(folder), frozen_setup(4), 64
+
+    def need(rows: int, stored: int) -> int:
+        size = ForwardSize(rows * length, length, rows * length, stored)
+        return plan_forward(shape, setup, size, None, accelerator=False).total
+
+    free = math.ceil(need(32, 2) / USABLE) + 1
+    monkeypatch.setattr(residence, "available_bytes", lambda _: free)
+    terms = folder, setup, "all", length, torch.device("cpu"), 99
+    found = residence.plan_answers(*terms, elsewhere)
+    assert need(found.batch, elsewhere) <= need(32, 2) < need(found.batch + 1, elsewhere)
+    assert found.batch_alone == residence.plan_answers(*terms).batch
+    assert (found.batch > found.batch_alone) == bool(elsewhere)

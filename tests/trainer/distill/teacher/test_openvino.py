@@ -19,7 +19,7 @@ from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.shard_folder import verify_shards
 from trainer.distill.teacher.admission import LIMIT
-from trainer.distill.teacher.audit import audit_limit, audit_windows, choose_engine
+from trainer.distill.teacher.audit import audit_limit, audit_windows, open_auditor
 from trainer.distill.teacher.openvino_engine import (
     OpenVinoEngine,
     hold_constants,
@@ -28,7 +28,7 @@ from trainer.distill.teacher.openvino_engine import (
 from trainer.distill.teacher.scoring import open_teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.replica.backend import Compute
-from trainer.system.errors import InputError
+from trainer.system.errors import DoesNotFitError, InputError
 
 needed = pytest.mark.skipif(  # not `importorskip`: it would import the part that reports
     find_spec("openvino") is None, reason="the extra openvino is not installed"
@@ -62,7 +62,7 @@ def test_its_scores_are_admitted_and_hold_beside_torch_without_a_word(
     assert 0 < teacher.kl <= LIMIT
     assert {verdict.state for verdict in verify_shards(folder)} == {"whole"}
     assert [each.getMessage() for each in caplog.records if each.levelno > logging.INFO] == []
-    assert choose_engine(folder, done.model_dir) == "torch"
+    assert open_auditor(folder, done.model_dir, done.vocabulary, CPU)[0] == "torch"
     limit = audit_limit("openvino", "torch")
     wanted = folder.description
     other = open_teacher(done.model_dir, done.vocabulary, wanted, CPU, engine="torch")
@@ -149,6 +149,7 @@ def test_a_gpu_is_refused(files: tuple[Path, Path]) -> None:
         open_openvino(files[0], "float32", Compute("cuda"))
 
 
+@needed
 def test_an_audit_takes_the_folders_engine_where_torch_does_not_fit(
     files: tuple[Path, Path],
     tmp_path: Path,
@@ -160,8 +161,9 @@ def test_an_audit_takes_the_folders_engine_where_torch_does_not_fit(
     told = replace(done.description, teacher=replace(there, engine="openvino", quantization="int8"))
     folder = LogitsFolder(tmp_path / "told")
     folder.write_description(told)
-    monkeypatch.setattr("trainer.distill.teacher.audit.free_memory", lambda _: 0)
-    assert choose_engine(done.folder, done.model_dir) == "torch"
-    assert choose_engine(folder, done.model_dir) == "openvino"
+    monkeypatch.setattr("trainer.distill.teacher.torch_engine.available_bytes", lambda _: 0)
+    with pytest.raises(DoesNotFitError, match=r"0\.0 GB are free"):
+        open_auditor(done.folder, done.model_dir, done.vocabulary, CPU)
+    assert open_auditor(folder, done.model_dir, done.vocabulary, CPU)[0] == "openvino"
     assert "cannot find its own errors" in caplog.text
     assert audit_limit("openvino", "openvino") == audit_limit("torch", "torch")
