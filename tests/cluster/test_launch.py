@@ -165,7 +165,7 @@ def test_of_two_starts_at_once_one_wins(cluster: Cluster) -> None:
 def test_an_interrupted_start_is_undone(cluster: Cluster, number: int) -> None:
     cluster.behave(worker_0="never join")
     start = cluster.open(cluster.up_command())
-    wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    wait_for(lambda: len(cluster.living()) >= 6, "three supervisors and their children")
     os.kill(start.pid, number)
     _, error = start.communicate()
     assert start.returncode == 130
@@ -177,7 +177,7 @@ def test_an_interrupted_start_is_undone(cluster: Cluster, number: int) -> None:
 def test_a_killed_launcher_leaves_a_run_that_down_ends(cluster: Cluster) -> None:
     cluster.behave(worker_0="never join")
     start = cluster.open(cluster.up_command())
-    wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    wait_for(lambda: len(cluster.living()) >= 6, "three supervisors and their children")
     start.send_signal(signal.SIGKILL)
     start.communicate()
     assert cluster.status()["state"] == "starting"
@@ -188,7 +188,7 @@ def test_a_killed_launcher_leaves_a_run_that_down_ends(cluster: Cluster) -> None
 def test_down_ends_a_start_that_is_under_way(cluster: Cluster) -> None:
     cluster.behave(worker_0="never join")
     start = cluster.open(cluster.up_command())
-    wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    wait_for(lambda: len(cluster.living()) >= 6, "three supervisors and their children")
     assert cluster.launch("cluster", "down").returncode == 0
     _, error = start.communicate()
     assert start.returncode in (6, 130), error
@@ -247,7 +247,7 @@ def test_a_killed_worker_comes_back_and_its_log_is_followed(cluster: Cluster) ->
 
 
 @pytest.mark.smoke("down")
-def test_down_finds_what_no_keeper_knows_of(cluster: Cluster) -> None:
+def test_down_finds_what_no_supervisor_knows_of(cluster: Cluster) -> None:
     """A process that left its session and its parents still carries the run's id."""
     assert cluster.up().returncode == 0
     (run_id,) = cluster.runs()

@@ -158,15 +158,15 @@ def test_down_loses_no_commit_when_a_step_takes_longer_than_the_grace(cluster: C
         folder=str(cluster.folder / "processes" / "coordinator"),
         certificate_names=(),
     )
-    keeper = SessionSupervisor(LocalConnection(), cluster.run_id, grace=STOP_PATIENCE / 10)
-    keeper.start_process(plan)
+    supervisor = SessionSupervisor(LocalConnection(), cluster.run_id, grace=STOP_PATIENCE / 10)
+    supervisor.start_process(plan)
     try:
         cluster.wait_event("listening")
         worker = cluster.worker(0, "--stall", "5:600")
         cluster.wait_step(5)
     finally:
-        keeper.stop_processes([plan], GRACE)
-    ended = keeper.read_state(plan)
+        supervisor.stop_processes([plan], GRACE)
+    ended = supervisor.read_state(plan)
     assert (ended.state, ended.signal) == ("stopped", signal.SIGKILL)
     worker.kill()
     again = [cluster.coordinator(1), cluster.worker(0)]

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def keepers() -> Iterator[None]:
+def supervisors() -> Iterator[None]:
     """Wait for the supervisors that a test has started here: they end with their runs."""
     yield
     access = sys.modules.get("launcher.agent.operations")

@@ -37,7 +37,7 @@ class Unit:
             "MOTLEY_STATE_DIR": str(state_folder),
             WANTED_VARIABLE: str(self._wanted),
         }
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self._guard = threading.Lock()
 
@@ -50,9 +50,9 @@ class Unit:
 
     def go_down_with_the_host(self) -> None:
         """What a shutdown does: SIGTERM to a unit that stays enabled."""
-        assert self._keeper is not None
-        self._keeper.send_signal(signal.SIGTERM)
-        self._keeper.wait(30)
+        assert self._supervisor is not None
+        self._supervisor.send_signal(signal.SIGTERM)
+        self._supervisor.wait(30)
 
     def enable(self) -> None:
         if not self.enabled:
@@ -67,7 +67,7 @@ class Unit:
         with self._guard:
             if self._stopping:
                 return
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 self._argv,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -75,21 +75,21 @@ class Unit:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        threading.Thread(target=self._watch, args=(self._keeper,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(self._supervisor,), daemon=True).start()
 
-    def _watch(self, keeper: subprocess.Popen[bytes]) -> None:
-        if keeper.wait() != 0:
+    def _watch(self, supervisor: subprocess.Popen[bytes]) -> None:
+        if supervisor.wait() != 0:
             self._run()
 
     def stop(self, deadline: float) -> None:
         self._disable()
         with self._guard:
             self._stopping = True
-        if self._keeper is None:
+        if self._supervisor is None:
             return
-        self._keeper.send_signal(signal.SIGTERM)
+        self._supervisor.send_signal(signal.SIGTERM)
         try:
-            self._keeper.wait(deadline)
+            self._supervisor.wait(deadline)
         except subprocess.TimeoutExpired:
             raise UnreachableError("the unit did not stop in time") from None
 
@@ -97,18 +97,18 @@ class Unit:
         self._disable()
         with self._guard:
             self._stopping = True
-        if self._keeper is not None:
-            self._keeper.kill()
-            self._keeper.wait()
+        if self._supervisor is not None:
+            self._supervisor.kill()
+            self._supervisor.wait()
 
     def _runs(self) -> bool:
         """Whether it runs, or will again; `poll` says it does until `_watch` has noted its end."""
-        if self._keeper is None:
+        if self._supervisor is None:
             return False
         try:
-            ended = os.waitid(os.P_PID, self._keeper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ended = os.waitid(os.P_PID, self._supervisor.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # noted, or about to be
-            return self._keeper.wait() != 0 and not self._stopping
+            return self._supervisor.wait() != 0 and not self._stopping
         return ended is None or (ended.si_status != 0 and not self._stopping)
 
     def show(self) -> dict[str, str]:

@@ -36,11 +36,12 @@ from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.planning import stored_layers
 from trainer.planning.resident_layers import HEAD_STREAMED
+from trainer.replica import residence
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.replica.script.replica import ScriptReplica
 from trainer.replica.script.user_script import UserScript
-from trainer.replica.torch import kd_loss, objective, residence
+from trainer.replica.torch import kd_loss, objective
 from trainer.replica.torch.batch import MicroBatch, Targets
 from trainer.replica.torch.decoder import Backbone
 from trainer.replica.torch.generator import load_generator

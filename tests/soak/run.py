@@ -56,7 +56,7 @@ def soak(
         recorder = Recorder(cluster.metrics, lambda: _living(cluster))
         injections = _disturb(cluster, recorder, faults, minutes, say)
         seconds = recorder.now
-        _settle(recorder)
+        _wait_until_steady(recorder)
         given_up = cluster.given_up()
         down = cluster.down()
         left = [describe_process(process) for process in cluster.living()]
@@ -126,7 +126,7 @@ def _wait_until(at: float, recorder: Recorder, done: int, minutes: float, say: S
             )
 
 
-def _settle(recorder: Recorder) -> None:
+def _wait_until_steady(recorder: Recorder) -> None:
     """Wait until all workers are members, and have finished some steps together."""
     deadline = time.monotonic() + SETTLED
     wanted = 0

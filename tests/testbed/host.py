@@ -27,7 +27,7 @@ from tests.testbed.processes import (
 if TYPE_CHECKING:
     from tests.testbed.lab import Lab
 
-KEEPER = Path(__file__).with_name("host.sh")
+SUPERVISOR = Path(__file__).with_name("host.sh")
 RATE = re.compile(r"[1-9][0-9]*(?:\.[0-9]+)?[kmg]bit")
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -148,7 +148,7 @@ class Host:
             self.lab.inside(
                 "setsid",
                 "--fork",
-                KEEPER,
+                SUPERVISOR,
                 self.name,
                 "--quiet",
                 "--boot",

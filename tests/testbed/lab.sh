@@ -18,10 +18,10 @@ enter)
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
     mkdir "/sys/fs/cgroup/$key"
     echo 0 >"/sys/fs/cgroup/$key/cgroup.procs"
-    exec unshare --cgroup -- "$0" settle "$@"
+    exec unshare --cgroup -- "$0" mount "$@"
     ;;
 
-settle)
+mount)
     shift
     folder=$2
     umount /sys/fs/cgroup

@@ -203,7 +203,7 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
     assert station.connection.call("wanted_runs") == []
 
 
-def test_units_outlive_the_launcher_a_killed_keeper_and_a_power_cut(station: Station) -> None:
+def test_units_outlive_the_launcher_a_killed_supervisor_and_a_power_cut(station: Station) -> None:
     process, done = station.process(), station.process("print('up')", "worker-1")
     for each in (process, done):
         station.supervisor.start_process(each)

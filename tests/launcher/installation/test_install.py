@@ -173,21 +173,21 @@ def test_a_run_is_not_changed_under_its_feet(tmp_path: Path, shelf: Path, instal
         "r:worker-0",
     ]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as keeper:
-        assert keeper.stdout
-        assert keeper.stdin
-        assert keeper.stdout.readline() == "up\n"
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as supervisor:
+        assert supervisor.stdout
+        assert supervisor.stdin
+        assert supervisor.stdout.readline() == "up\n"
         wheel = motley(tmp_path, "3.0")
         for arguments in (("install", "--wheel", wheel), ("rollback",)):
             failure = install(*arguments, code=4)
             assert "a run uses it" in failure["error"]
-            assert f"pid {keeper.pid}: " in failure["details"][0]
+            assert f"pid {supervisor.pid}: " in failure["details"][0]
         assert not install("install", "--wheel", motley(tmp_path, "2.0"))["changed"]
         forced = install("install", "--wheel", wheel, "--force")
         assert forced["version"].startswith("3.0-")
         assert (root / "versions" / oldest).exists()  # nothing is removed beside a run
-        keeper.stdin.close()
-    wait_for(lambda: keeper.poll() is not None, "the keeper to leave")
+        supervisor.stdin.close()
+    wait_for(lambda: supervisor.poll() is not None, "the supervisor to leave")
     install("install", "--wheel", motley(tmp_path, "4.0"))
     assert not (root / "versions" / oldest).exists()
 

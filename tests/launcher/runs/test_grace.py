@@ -105,7 +105,7 @@ def test_a_mark_that_an_earlier_attempt_left_behind_buys_no_time(make: Make, hom
     assert supervisor.read_state(process).signal == signal.SIGKILL
 
 
-def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
+def test_the_supervisor_itself_does_not_wait_for_a_save_without_end(
     run_id: str, tmp_path: Path
 ) -> None:
     process = python_process(tmp_path, saving(600))
@@ -131,5 +131,5 @@ def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
 
 def test_every_grace_outlasts_what_a_stopped_coordinator_waits_for() -> None:
     """It gives up its step first; then its supervisor's grace ends, then the launcher's."""
-    keeper = SessionSpec("coordinator", "run", (), {}, "").grace_seconds
-    assert membership.STOP_PATIENCE + link.FLUSH < keeper < down.GRACE
+    own = SessionSpec("coordinator", "run", (), {}, "").grace_seconds
+    assert membership.STOP_PATIENCE + link.FLUSH < own < down.GRACE

@@ -37,9 +37,9 @@ def test_progress_is_a_sign_of_life(
     def reads(look: int) -> None:
         if look < 20:
             rows = f"reading train.jsonl: {look},000 of 20,000 rows, {20 - look} s left"
-            distillation.keeper("teacher-0", "running", progress=rows)
+            distillation.supervisor("teacher-0", "running", progress=rows)
             return
-        distillation.keeper("teacher-0", "running", progress=None)
+        distillation.supervisor("teacher-0", "running", progress=None)
         distillation.student_says("running")
         distillation.teacher_says(distillation.pid, done=1)
 
@@ -65,7 +65,7 @@ def test_who_hangs_while_reading_meets_the_deadline(
 ) -> None:
     def hangs(look: int) -> None:
         rows = f"reading train.jsonl: {min(look, read)},000 rows"
-        distillation.keeper("teacher-0", "running", progress=rows if read else None)
+        distillation.supervisor("teacher-0", "running", progress=rows if read else None)
 
     clock = Clock(hangs)
     monkeypatch.setattr(join, "time", clock)
@@ -75,8 +75,8 @@ def test_who_hangs_while_reading_meets_the_deadline(
 
 
 def test_the_status_shows_who_reads(distillation: Distillation) -> None:
-    distillation.keeper("teacher-0", "running", progress="reading a: 5 of 9 rows, 4 s left")
+    distillation.supervisor("teacher-0", "running", progress="reading a: 5 of 9 rows, 4 s left")
     view = RunMonitor(distillation.run).observe()
     assert "teacher-0: reading a: 5 of 9 rows, 4 s left" in view.remarks
-    distillation.keeper("teacher-0", "exited", progress="reading a: 5 of 9 rows, 4 s left")
+    distillation.supervisor("teacher-0", "exited", progress="reading a: 5 of 9 rows, 4 s left")
     assert not any("reading" in line for line in RunMonitor(distillation.run).observe().remarks)

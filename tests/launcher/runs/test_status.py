@@ -109,9 +109,9 @@ class Distillation:
         self.run = Run(plan, 0.0, plan.hosts)
         self.pid = os.getpid()
         for process in plan.processes:
-            self.keeper(process.name, "running")
+            self.supervisor(process.name, "running")
 
-    def keeper(self, name: str, state: str, **more: object) -> None:
+    def supervisor(self, name: str, state: str, **more: object) -> None:
         process = self.run.plan.find_process(name)
         assert process is not None
         living = state == "running"
@@ -165,10 +165,10 @@ def test_a_distillation_from_start_to_the_last_score(distillation: Distillation)
     distillation.student_says("running")
     assert monitor.observe().state == "running"
     distillation.student_says("completed")
-    distillation.keeper("student", "exited")
+    distillation.supervisor("student", "exited")
     view = monitor.observe()
     assert (view.state, view.is_live) == ("scoring", True)
-    distillation.keeper("evaluator-0", "exited")
+    distillation.supervisor("evaluator-0", "exited")
     assert monitor.observe().state == "completed"
 
 
@@ -196,7 +196,7 @@ def test_a_run_of_which_everything_was_killed_says_why_and_how_to_resume(
     supervisors = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
     for name in ("student", "teacher-0", "evaluator-0"):
         distillation.pid = supervisors[name != "student"].pid
-        distillation.keeper(name, "running")
+        distillation.supervisor(name, "running")
     supervisors[0].kill()
     supervisors[0].wait()
     view = RunMonitor(distillation.run).observe()
@@ -216,7 +216,7 @@ def test_failed_notifications_are_named_of_the_run_and_of_a_supervisor(
     distillation: Distillation,
 ) -> None:
     distillation.student_says("running", notify_failure="lost: curl: exit code 7")
-    distillation.keeper("teacher-0", "failed", notify_failure="failed: curl: exit code 7")
+    distillation.supervisor("teacher-0", "failed", notify_failure="failed: curl: exit code 7")
     assert RunMonitor(distillation.run).observe().remarks == [
         "notification failed: lost: curl: exit code 7",
         "teacher-0: notification failed: failed: curl: exit code 7",

@@ -51,10 +51,10 @@ def test_a_process_that_a_boot_goes_on_with_may_fall_back(run_id: str, tmp_path:
     process = python_process(tmp_path, code)
     supervisor.start_process(process)
     wait_for(lambda: supervisor.read_log(process, 1) == b"may: None\n", "the first line")
-    keeper = supervisor.read_state(process).supervisor
-    assert keeper is not None
-    send_signal(keeper, signal.SIGKILL)
-    wait_for(lambda: not find_run(run_id), "keeper and child to be gone")
+    supervisor_process = supervisor.read_state(process).supervisor
+    assert supervisor_process is not None
+    send_signal(supervisor_process, signal.SIGKILL)
+    wait_for(lambda: not find_run(run_id), "supervisor and child to be gone")
     supervisor.start_supervisor(process)
     wait_for(lambda: supervisor.read_log(process, 2) == b"may: 1\n", "the next line")
     supervisor.stop_processes([process], 20.0)

@@ -42,9 +42,9 @@ class Disk(Protocol):
 
     folder: Path
 
-    def fill(self, keeper: int) -> None: ...
+    def fill(self, supervisor: int) -> None: ...
 
-    def free(self, keeper: int) -> None: ...
+    def free(self, supervisor: int) -> None: ...
 
 
 class SmallDisk:
@@ -53,7 +53,7 @@ class SmallDisk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def fill(self, keeper: int) -> None:
+    def fill(self, supervisor: int) -> None:
         """Take the last byte, and the last name."""
         for number in range(100):
             path = self.folder / f"junk-{number}"
@@ -63,7 +63,7 @@ class SmallDisk:
         with pytest.raises(OSError, match="No space left on device"):
             (self.folder / "junk-more").touch()
 
-    def free(self, keeper: int) -> None:
+    def free(self, supervisor: int) -> None:
         for path in self.folder.glob("junk-*"):
             path.unlink()
 
@@ -74,13 +74,13 @@ class LimitedDisk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def fill(self, keeper: int) -> None:
-        hard = resource.prlimit(keeper, resource.RLIMIT_FSIZE)[1]
-        resource.prlimit(keeper, resource.RLIMIT_FSIZE, (0, hard))
+    def fill(self, supervisor: int) -> None:
+        hard = resource.prlimit(supervisor, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(supervisor, resource.RLIMIT_FSIZE, (0, hard))
 
-    def free(self, keeper: int) -> None:
-        hard = resource.prlimit(keeper, resource.RLIMIT_FSIZE)[1]
-        resource.prlimit(keeper, resource.RLIMIT_FSIZE, (hard, hard))
+    def free(self, supervisor: int) -> None:
+        hard = resource.prlimit(supervisor, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(supervisor, resource.RLIMIT_FSIZE, (hard, hard))
 
 
 @pytest.fixture(params=["a small disk", "a limit"])
@@ -123,7 +123,7 @@ class Kept:
         path = self.folder / "spec.json"
         path.write_bytes(spec.to_json())
         with (self.folder / "supervisor.log").open("ab") as log:
-            self.keeper = subprocess.Popen(
+            self.supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "launcher.session", str(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -149,52 +149,54 @@ class Kept:
 
     def wake(self) -> None:
         """It looks every few seconds by itself."""
-        self.keeper.send_signal(signal.SIGCHLD)
+        self.supervisor.send_signal(signal.SIGCHLD)
 
 
-def test_a_keeper_outlives_a_full_disk(disk: Disk, tmp_path: Path) -> None:
+def test_a_supervisor_outlives_a_full_disk(disk: Disk, tmp_path: Path) -> None:
     kept = Kept(disk, tmp_path / "elsewhere")
     try:
         wait_for(lambda: kept.lives == 1 and kept.state.get("state") == "running", "the start")
-        disk.fill(kept.keeper.pid)
+        disk.fill(kept.supervisor.pid)
         for life in (2, 3):
             kept.kill_child()
             wait_for(lambda life=life: kept.lives == life, f"life {life}")
-        assert kept.keeper.poll() is None
+        assert kept.supervisor.poll() is None
         assert kept.state["attempt"] == 1  # what could be written last
-        disk.free(kept.keeper.pid)
+        disk.free(kept.supervisor.pid)
         kept.wake()
         wait_for(lambda: kept.state.get("attempt") == 3, "the state of attempt 3")
         assert (kept.state["state"], kept.state["failures"]) == ("running", 2)
 
         key = kept.folder / "tls" / "key.pem"
         os.link(key, disk.folder / "key")  # or its bytes are free for the state once it is deleted
-        disk.fill(kept.keeper.pid)
+        disk.fill(kept.supervisor.pid)
         (tmp_path / "elsewhere" / "done").mkdir()
         wait_for(lambda: not key.exists(), "the end")
         kept.wake()
-        assert kept.keeper.poll() is None
-        disk.free(kept.keeper.pid)
+        assert kept.supervisor.poll() is None
+        disk.free(kept.supervisor.pid)
         kept.wake()
-        assert kept.keeper.wait(30) == 0
+        assert kept.supervisor.wait(30) == 0
         assert (kept.state["state"], kept.state["exit_code"]) == ("exited", 0)
     finally:
-        kept.keeper.kill()
-        kept.keeper.wait()
+        kept.supervisor.kill()
+        kept.supervisor.wait()
 
 
-def test_a_keeper_that_is_to_stop_does_not_wait_for_the_disk(disk: Disk, tmp_path: Path) -> None:
+def test_a_supervisor_that_is_to_stop_does_not_wait_for_the_disk(
+    disk: Disk, tmp_path: Path
+) -> None:
     kept = Kept(disk, tmp_path / "elsewhere")
     try:
         wait_for(lambda: kept.lives == 1 and kept.state.get("state") == "running", "the start")
-        disk.fill(kept.keeper.pid)
-        kept.keeper.send_signal(signal.SIGTERM)
-        assert kept.keeper.wait(30) == 0
+        disk.fill(kept.supervisor.pid)
+        kept.supervisor.send_signal(signal.SIGTERM)
+        assert kept.supervisor.wait(30) == 0
         assert not (kept.folder / "tls" / "key.pem").exists()
         assert find_run(RUN_ID) == []
     finally:
-        kept.keeper.kill()
-        kept.keeper.wait()
+        kept.supervisor.kill()
+        kept.supervisor.wait()
 
 
 def test_a_log_that_cannot_be_opened_is_said_and_ends_nothing(tmp_path: Path) -> None:
@@ -209,8 +211,8 @@ def test_a_log_that_cannot_be_opened_is_said_and_ends_nothing(tmp_path: Path) ->
         wait_for(lambda: kept.state.get("attempt") == 3, "the third life")
         assert kept.state["message"] is None
     finally:
-        kept.keeper.kill()
-        kept.keeper.wait()
+        kept.supervisor.kill()
+        kept.supervisor.wait()
 
 
 @pytest.mark.parametrize("disk", ["a small disk"], indirect=True)

@@ -121,7 +121,7 @@ def test_a_parent_that_dies_is_replaced(supervisor: SessionSupervisor, tmp_path:
     supervisor.stop_processes([process], 20.0)
 
 
-def test_a_killed_keeper_takes_parent_and_child_along(
+def test_a_killed_supervisor_takes_parent_and_child_along(
     supervisor: SessionSupervisor, tmp_path: Path
 ) -> None:
     process = python_process(tmp_path, f"{LOAD}print('up')\n{SLEEP}")

@@ -127,9 +127,9 @@ def test_a_run_keeps_its_version_when_its_host_comes_back(home: Path, run_id: st
             return supervisor.read_log(process, attempt)
 
         wait_for(lambda: said().endswith((b"old\n", b"new\n")), f"attempt {attempt}")
-        keeper = supervisor.read_state(process).supervisor
-        assert keeper is not None
-        send_signal(keeper, signal.SIGKILL)
+        supervisor_process = supervisor.read_state(process).supervisor
+        assert supervisor_process is not None
+        send_signal(supervisor_process, signal.SIGKILL)
         wait_for(lambda: supervisor.read_state(process).state == "lost", "the crash")
         return said().decode()
 
@@ -342,7 +342,7 @@ def test_a_process_ends_for_good_with_its_leader(make: Make, home: Path) -> None
 # What only sessions do.
 
 
-def test_a_killed_keeper_takes_its_child_along_and_is_reported_lost(
+def test_a_killed_supervisor_takes_its_child_along_and_is_reported_lost(
     run_id: str, tmp_path: Path
 ) -> None:
     supervisor = SessionSupervisor(LocalConnection(), run_id)
@@ -352,12 +352,12 @@ def test_a_killed_keeper_takes_its_child_along_and_is_reported_lost(
     state = wait_until_running(supervisor, process)
     assert state.supervisor is not None
     send_signal(state.supervisor, signal.SIGKILL)
-    wait_for(lambda: not find_run(run_id), "keeper and child to be gone")
+    wait_for(lambda: not find_run(run_id), "supervisor and child to be gone")
     assert supervisor.read_state(process).state == "lost"
     assert supervisor.read_state(process).is_over
 
 
-def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: Path) -> None:
+def test_the_supervisor_survives_the_process_that_started_it(run_id: str, tmp_path: Path) -> None:
     process = python_process(tmp_path, f"print('up')\n{SLEEP}")
     starter = (
         "import sys, json\n"
@@ -371,16 +371,16 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
     subprocess.run([sys.executable, "-c", starter, plan], check=True, timeout=60)
     supervisor = SessionSupervisor(LocalConnection(), run_id)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    keeper = supervisor.read_state(process).supervisor
-    assert keeper is not None
-    assert os.getsid(keeper.pid) == keeper.pid
+    supervisor_process = supervisor.read_state(process).supervisor
+    assert supervisor_process is not None
+    assert os.getsid(supervisor_process.pid) == supervisor_process.pid
     wait_until_running(supervisor, process)
-    os.kill(keeper.pid, signal.SIGHUP)
+    os.kill(supervisor_process.pid, signal.SIGHUP)
     assert supervisor.read_state(process).state == "running"
     supervisor.stop_processes([process], 20.0)
 
 
-def test_a_reused_pid_is_never_taken_for_the_keeper(run_id: str, tmp_path: Path) -> None:
+def test_a_reused_pid_is_never_taken_for_the_supervisor(run_id: str, tmp_path: Path) -> None:
     """state.json of an earlier life names a pid that is now somebody else's: ours."""
     supervisor = SessionSupervisor(LocalConnection(), run_id)
     process = python_process(tmp_path, "pass")
@@ -398,7 +398,7 @@ def test_a_reused_pid_is_never_taken_for_the_keeper(run_id: str, tmp_path: Path)
         assert not send_signal(ProcessIdentity(**identity), signal.SIGKILL)
 
 
-def test_a_keeper_that_cannot_start_is_said_in_its_own_words(
+def test_a_supervisor_that_cannot_start_is_said_in_its_own_words(
     run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = LocalConnection()

@@ -167,14 +167,14 @@ def test_a_run_that_is_up(tmp_path: Path, hosts: list[Host], make: Make) -> None
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [python, "-c", code, "launcher.session"], stdin=pipe, stdout=pipe
-    ) as keeper:
-        assert keeper.stdout
-        keeper.stdout.readline()
+    ) as supervisor:
+        assert supervisor.stdout
+        supervisor.stdout.readline()
         fleet, wheel = Fleet(hosts, lambda _: None), make("2.0")
         updates = fleet.plan_updates(wheel)
         with pytest.raises(PreflightError, match="a run is active on intel;") as refusal:
             refuse_updates(updates, quick=False, force=False)
-        assert f"intel: pid {keeper.pid}" in refusal.value.details[0]
+        assert f"intel: pid {supervisor.pid}" in refusal.value.details[0]
         # Whoever comes in between is seen by the host itself.
         with pytest.raises(PartialError, match="1 of 2 hosts were not updated: intel") as failure:
             fleet.apply_updates(updates, wheel, force=False)
@@ -183,8 +183,8 @@ def test_a_run_that_is_up(tmp_path: Path, hosts: list[Host], make: Make) -> None
         refuse_updates(updates, quick=False, force=True)
         fleet.apply_updates(fleet.plan_updates(wheel), wheel, force=True)
         assert installed(tmp_path / "intel") == "2.0"
-        keeper.communicate()
-    wait_for(lambda: keeper.returncode is not None, "the keeper to leave")
+        supervisor.communicate()
+    wait_for(lambda: supervisor.returncode is not None, "the supervisor to leave")
 
 
 def test_new_dependencies(tmp_path: Path, hosts: list[Host], make: Make) -> None:

@@ -248,7 +248,7 @@ def test_what_a_thread_runs_into_is_raised(tmp_path: Path, here: set[str]) -> No
         reader.follow(lambda _: None)
 
 
-def test_the_keeper_marks_its_log(tmp_path: Path, here: set[str]) -> None:
+def test_the_supervisor_marks_its_log(tmp_path: Path, here: set[str]) -> None:
     process = python_process(tmp_path, "print('hello')")
     supervisor = SessionSupervisor(LocalConnection(), "r")
     supervisor.start_process(process)

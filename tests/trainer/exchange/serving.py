@@ -18,8 +18,8 @@ from trainer.exchange.transport.server import GradientServer
 from trainer.system.errors import TrainerError
 
 
-class RememberingKeeper:
-    """Keeps what it is given."""
+class MemoryRecorder:
+    """A recorder that stores in memory."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -52,11 +52,11 @@ def coordinator_of(problem: ExactProblem, applied: int = 0) -> Coordinator:
 def serve(
     machine: Coordinator,
     peer: Callable[[tuple[str, int]], None] | None = None,
-    keeper: RememberingKeeper | None = None,
-) -> tuple[int, RememberingKeeper]:
+    recorder: MemoryRecorder | None = None,
+) -> tuple[int, MemoryRecorder]:
     """Serve on loopback until the run ends, with a peer that gets the address."""
-    keeper = keeper or RememberingKeeper()
-    server = GradientServer(machine, keeper, bind_address(("127.0.0.1", 0), None))
+    recorder = recorder or MemoryRecorder()
+    server = GradientServer(machine, recorder, bind_address(("127.0.0.1", 0), None))
     threads: list[threading.Thread] = []
 
     def listening() -> None:
@@ -67,7 +67,7 @@ def serve(
     code = server.run(listening)
     for thread in threads:
         thread.join(20)
-    return code, keeper
+    return code, recorder
 
 
 def ask_to_join(address: tuple[str, int]) -> None:

@@ -50,7 +50,7 @@ class Place:
         wait_until_running(self.supervisor, process, attempt)
         wait_for(lambda: b"up\n" in self.supervisor.read_log(process, attempt), f"{attempt}")
 
-    def keeper(self, process: ProcessPlan) -> subprocess.CompletedProcess[str]:
+    def run_supervisor(self, process: ProcessPlan) -> subprocess.CompletedProcess[str]:
         instance = f"{self.run_id}:{process.name}"
         return subprocess.run(
             [sys.executable, "-P", "-m", "launcher.session", "--instance", instance],
@@ -96,17 +96,17 @@ def test_a_unit_is_wanted_from_start_to_stop(place: Place) -> None:
     assert place.host.asked == [("start", unit), ("stop", unit)]
 
 
-def test_a_killed_keeper_comes_back_with_the_next_attempt(place: Place) -> None:
+def test_a_killed_supervisor_comes_back_with_the_next_attempt(place: Place) -> None:
     process = place.process()
     place.supervisor.start_process(process)
     place.up(process)
-    keeper = place.supervisor.read_state(process).supervisor
-    assert keeper is not None
-    send_signal(keeper, signal.SIGKILL)
+    supervisor = place.supervisor.read_state(process).supervisor
+    assert supervisor is not None
+    send_signal(supervisor, signal.SIGKILL)
     place.up(process, attempt=2)
     state = place.supervisor.read_state(process)
     assert (state.state, state.attempt) == ("running", 2)
-    assert state.supervisor != keeper
+    assert state.supervisor != supervisor
     place.supervisor.stop_processes([process], 20.0)
 
 
@@ -188,9 +188,9 @@ def test_a_rebooted_host_is_waited_for_while_its_units_have_not_had_their_turn(
     place.host.close()
     place.host.unit(unit_name(place.run_id, process)).enable()
     path = Path(process.folder) / "state.json"
-    keeper = place.supervisor.read_state(process).supervisor
-    assert keeper is not None
-    path.write_text(path.read_text().replace(keeper.boot, "the-boot-before"))
+    supervisor = place.supervisor.read_state(process).supervisor
+    assert supervisor is not None
+    path.write_text(path.read_text().replace(supervisor.boot, "the-boot-before"))
     assert place.supervisor.read_state(process).state == "starting"
 
 
@@ -198,11 +198,11 @@ def test_what_is_over_is_not_started_again(place: Place) -> None:
     process = place.process("print('done')")
     place.supervisor.start_process(process)
     wait_for(lambda: place.supervisor.read_state(process).is_over, "the end")
-    done = place.keeper(process)
+    done = place.run_supervisor(process)
     assert (done.returncode, done.stderr) == (0, "")
     assert place.supervisor.list_attempts(process) == [1]
     (Path(process.folder) / "spec.json").unlink()
-    assert place.keeper(process).returncode == 0
+    assert place.run_supervisor(process).returncode == 0
     assert place.supervisor.list_attempts(process) == [1]
 
 

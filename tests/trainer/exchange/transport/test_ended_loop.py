@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
-from tests.trainer.exchange.serving import RememberingKeeper, coordinator_of
+from tests.trainer.exchange.serving import MemoryRecorder, coordinator_of
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.client import WorkerClient
@@ -36,7 +36,7 @@ def handlers() -> Iterator[None]:
 
 def make_server(problem: ExactProblem) -> GradientServer:
     return GradientServer(
-        coordinator_of(problem), RememberingKeeper(), bind_address(("127.0.0.1", 0), None)
+        coordinator_of(problem), MemoryRecorder(), bind_address(("127.0.0.1", 0), None)
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
-from tests.trainer.exchange.serving import RememberingKeeper
+from tests.trainer.exchange.serving import MemoryRecorder
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, WeightsReport
 from trainer.exchange.transport.local import LocalExchange
 from trainer.exchange.worker.session import (
@@ -29,11 +29,11 @@ class Loop:
         self.problem = problem = ExactProblem(
             validation_samples=0, checkpoint__every=every, exchange__codec=codec
         )
-        self.keeper = RememberingKeeper()
+        self.recorder = MemoryRecorder()
         self.coordinator = problem.coordinator(1, 0.0)
         state = self.coordinator.training.state if shared else None
         self.session = Session(join_request(0), problem.layout, codec, shared=state)
-        self.exchange = LocalExchange(self.coordinator, self.session, self.keeper)
+        self.exchange = LocalExchange(self.coordinator, self.session, self.recorder)
         self.weights: list[bytes] = []
         """The worker's after each update."""
         self._optimizer = AdamW(problem.config.optimizer, problem.layout)
@@ -91,8 +91,8 @@ def test_one_state_has_the_bits_of_two(codec: str):
     assert len(one.weights) == one.problem.plan.total_steps
     if codec != "int8":  # drops some of each gradient, which comes later
         assert one.weights == one.problem.trajectory[1:]
-    saved = [(save.snapshot.step, save.snapshot.digest) for save in one.keeper.saved]
-    assert saved == [(save.snapshot.step, save.snapshot.digest) for save in two.keeper.saved]
+    saved = [(save.snapshot.step, save.snapshot.digest) for save in one.recorder.saved]
+    assert saved == [(save.snapshot.step, save.snapshot.digest) for save in two.recorder.saved]
     assert len(saved) == len(one.weights)
 
 
@@ -114,7 +114,7 @@ def test_one_contribution_is_the_sum_and_the_average_where_it_is():
 def test_a_run_to_its_end(loop: Loop):
     end = loop.run(lambda *_: None)
     assert (end.exit_code, end.reason) == (0, "done")
-    assert [save.snapshot.step for save in loop.keeper.saved] == [6]
+    assert [save.snapshot.step for save in loop.recorder.saved] == [6]
 
 
 def test_a_stop_saves_the_last_commit_between_two_blocks(loop: Loop):
@@ -122,21 +122,21 @@ def test_a_stop_saves_the_last_commit_between_two_blocks(loop: Loop):
 
     def between(step: int, block: int) -> None:
         if step == 3:
-            saved.append([save.snapshot.step for save in loop.keeper.saved])
+            saved.append([save.snapshot.step for save in loop.recorder.saved])
             if block == loop.problem.layout.send_order[0]:
                 loop.exchange.interrupt("stopped by SIGTERM")
 
     end = loop.run(between)
     assert (end.exit_code, end.reason) == (0, "stopped by SIGTERM")
     assert saved == [[], [3], [3], [3]], "before the step is over"
-    assert [save.snapshot.step for save in loop.keeper.saved] == [3, 4]
+    assert [save.snapshot.step for save in loop.recorder.saved] == [3, 4]
 
 
 def test_a_disk_that_takes_no_checkpoint_halts_it(loop: Loop):
     def between(step: int, block: int) -> None:
         if step == 3:
-            loop.keeper.failure = StorageError("two in a row")
+            loop.recorder.failure = StorageError("two in a row")
 
     end = loop.run(between)
     assert (end.exit_code, end.reason) == (6, "two in a row")
-    assert loop.keeper.events[-1] == {"event": "halted", "reason": "two in a row"}
+    assert loop.recorder.events[-1] == {"event": "halted", "reason": "two in a row"}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.serving import (
-    RememberingKeeper,
+    MemoryRecorder,
     ask_to_join,
     coordinator_of,
     serve,
@@ -51,11 +51,11 @@ def test_a_callback_that_raises_ends_the_run_with_a_last_checkpoint(
             end.recv(1)
 
     with caplog.at_level(logging.ERROR):
-        code, keeper = serve(machine, peer if callback == "remove_connection" else ask_to_join)
+        code, recorder = serve(machine, peer if callback == "remove_connection" else ask_to_join)
     reason = "a defect in Motley: ZeroDivisionError: nobody expects this"
     assert code == 1
-    assert keeper.end == (1, reason)
-    assert [save.snapshot.step for save in keeper.saved] == [3]
+    assert recorder.end == (1, reason)
+    assert [save.snapshot.step for save in recorder.saved] == [3]
     assert f"the run ends: {reason}" in caplog.text
     assert "Traceback" in caplog.text
 
@@ -74,9 +74,9 @@ def test_a_state_that_is_neither_is_not_saved(
         with pytest.raises(ZeroDivisionError):
             optimizer.apply(state, gradient, 0.1, 1.0)
     monkeypatch.setattr(Coordinator, "tick", broken)
-    code, keeper = serve(machine)
+    code, recorder = serve(machine)
     assert code == 1
-    assert keeper.saved == []
+    assert recorder.saved == []
     assert "the final checkpoint could not be saved" in caplog.text
     assert "broke off in the middle" in caplog.text
 
@@ -97,8 +97,8 @@ def test_shared_memory_is_open_before_tcp(
 
     monkeypatch.setattr(server, "SameHostListener", Opening)
     monkeypatch.setattr(Coordinator, "tick", broken)
-    _, keeper = serve(coordinator_of(problem))
-    assert keeper.events[0] == {"event": "listening", "address": opened[0]}
+    _, recorder = serve(coordinator_of(problem))
+    assert recorder.events[0] == {"event": "listening", "address": opened[0]}
 
 
 def test_the_update_waits_until_averages_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +143,11 @@ def test_a_budget_ends_a_run_that_waits_for_workers() -> None:
     """They cost while they do not join, so the guard is asked without any event of the run."""
     machine = coordinator_of(ExactProblem(exchange__heartbeat=0.2), applied=3)
 
-    class Poor(RememberingKeeper):
+    class Poor(MemoryRecorder):
         def __init__(self) -> None:
             super().__init__()
             self.ending = "budget.ceiling: all is spent"
 
-    code, keeper = serve(machine, keeper=Poor())
-    assert (code, keeper.end) == (9, (9, "budget.ceiling: all is spent"))
-    assert [save.snapshot.step for save in keeper.saved] == [3]
+    code, recorder = serve(machine, recorder=Poor())
+    assert (code, recorder.end) == (9, (9, "budget.ceiling: all is spent"))
+    assert [save.snapshot.step for save in recorder.saved] == [3]

@@ -16,8 +16,9 @@ from tests.trainer.replica.torch.test_streaming import FORMATS, LAYERS, TASKS
 from trainer.model.layout import build_layout
 from trainer.planning import stored_layers
 from trainer.planning.resident_layers import HEAD_STREAMED
+from trainer.replica import residence
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch import kd_loss, loader, residence
+from trainer.replica.torch import kd_loss, loader
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.streaming import (

@@ -191,7 +191,8 @@ class Pipeline:
         else:
             with self._autocast:
                 needed = leaf[targets.rows, targets.places]
-                loss = token_losses(needed, part.lm_head.weight, targets.wanted).loss
+                product = objective.biased_product(needed, part.lm_head)
+                loss = token_losses(*product, targets.wanted).loss
         self._loss_sum += loss.detach()
         if not trains:
             return loss
