@@ -205,7 +205,9 @@ def plan_time(
 
 
 def find_speed(device: DeviceModel, training: TrainingSetup) -> float | None:
-    """Return the peak of a device in the format of a training's products."""
+    """Return the peak of a device in the format of a training's products, on Vulkan fp32."""
+    if device.backend == "wgpu":
+        return device.fp32 or device.flops
     wide = training.precision.activation == 4
     if training.on_host:
         return device.flops if wide else None

@@ -6,12 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from trainer.planning.device_models import find_device
 from trainer.planning.shapes import NAMED
-from trainer.planning.strategy import SCHEDULES, Recompute, Strategy, TrainingSetup
+from trainer.planning.strategy import (
+    AUTOCAST,
+    FP32,
+    SCHEDULES,
+    ElementSizes,
+    Recompute,
+    Strategy,
+    TrainingSetup,
+)
 from trainer.planning.time import (
     all_reduce,
     bubble_share,
     bus_factor,
+    find_speed,
     flops_per_token,
     forward_flops_per_token,
 )
@@ -119,3 +129,13 @@ def test_lora_needs_no_gradients_of_frozen_weights() -> None:
     full = flops_per_token(shape, TrainingSetup()).value
     lora = flops_per_token(shape, TrainingSetup(method="lora")).value
     assert 0.66 < lora / full < 0.72
+
+
+@pytest.mark.parametrize("precision", [FP32, AUTOCAST])
+def test_a_vulkan_device_computes_in_fp32(precision: ElementSizes) -> None:
+    """Whatever a CUDA device of the same plan does."""
+    training = TrainingSetup(precision=precision)
+    radeon, geforce = find_device("W5700X"), find_device("RTX4090")
+    assert find_speed(radeon, training) == radeon.fp32
+    wide = precision.activation == 4
+    assert find_speed(geforce, training) == (geforce.fp32 if wide else geforce.flops)
