@@ -118,6 +118,7 @@ def load_base(
             llm_int8_skip_modules=list(_HEADS),
         )
     family = find_family(stored := read_config(model_dir), str(model_dir))
+    unlisted = None if family.listed else find_class(stored, model_dir)
     with report_load_errors(model_dir, device, nf4=nf4 is not None):
         tree = transformers.AutoConfig.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
@@ -135,7 +136,7 @@ def load_base(
             if classes is None
             else transformers.AutoModelForSequenceClassification
         )
-        kind = auto._model_mapping[type(tree)] if family.listed else find_class(stored, model_dir)
+        kind = unlisted or auto._model_mapping[type(tree)]
         model, found = (taken.make_class(kind) if taken else kind).from_pretrained(
             model_dir,
             config=tree,

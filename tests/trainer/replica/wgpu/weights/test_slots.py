@@ -25,7 +25,7 @@ def layout(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             "data": {"train": str(data)},
             "num_classes": 3,
             "method": request.param,
-            "lora": {"lora_rank": 3},
+            **({"lora": {"lora_rank": 3}} if request.param == "lora" else {}),
         }
     )
     return build_layout(model, config)
