@@ -117,6 +117,7 @@ def test_layers_of_transformers_that_attend_to_everything(
     assert written(generator)[0], "without the store again"
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_attention_with_sinks_stays_where_it_is(tiny_model: TinyModel) -> None:
     from trainer.distill.teacher.kv_offload import KVOffload
     from trainer.distill.teacher.torch_author import open_generate
