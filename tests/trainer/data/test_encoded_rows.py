@@ -89,7 +89,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def configured(path: Path, model: Path, task: str = "causal-lm", classes: Any = None) -> RunConfig:
     own = {"data.train": str(path), "data.validation": None, "data.max_seq_len": LIMIT}
     own |= {"model.path": str(model), "task": task, "num_classes": None}
-    own |= {"class_names": classes}
+    own |= {"class_names": classes, "training.evaluate_every": 0}
     return load_config("quickstart").with_settings(own)
 
 
