@@ -144,14 +144,14 @@ def break_disk(_file: Path, faulty: dict[str, str]) -> None:
 
 
 TRUNCATED = "cannot be read: the file is truncated, download or copy it again"
-OUR_OWN = "cannot be read: the file is truncated, start again: it is made anew"
+REBUILT = "cannot be read: the file is truncated, start again: the cache is rebuilt"
 
 
 @pytest.mark.parametrize(
     ("inject", "backend", "quantization", "words"),
     [
         (cut, "cpu", "none", TRUNCATED),
-        (cut, "cpu", "nf4", OUR_OWN),
+        (cut, "cpu", "nf4", REBUILT),
         (cut, "wgpu", "none", TRUNCATED),
         (exchange_file, "cpu", "none", "was read; start the worker again"),
         (break_disk, "cpu", "none", "cannot be read: Input/output error"),

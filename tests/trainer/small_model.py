@@ -26,6 +26,11 @@ DEEP_SIZES = replace(
     SIZES, hidden_size=64, num_layers=6, num_heads=4, head_dim=16, intermediate_size=128
 )
 """Sizes of more layers, so that memory decides how many stay, and of widths that NF4 takes."""
+DEEP_FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 64},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 3},
+}
+"""Other families with their settings for as many layers."""
 WORDS = ["rm -rf $dir", "mkdir -p build", "date +%s > stamp", "echo hello", "cp a b && ls"]
 
 

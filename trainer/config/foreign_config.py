@@ -96,12 +96,12 @@ def convert_config(program: Program, tree: Tree, folder: Path) -> ConvertedConfi
         except NoSettingError as why:
             if key in tree:  # a default fails with the key given that its rule combines it with
                 taken.skipped[key] = str(why)
-    full = taken.settings.setdefault("method", "full") == "full"
+    full, given = taken.settings.setdefault("method", "full") == "full", taken.settings.items()
     unused = ("lora.",) * full + ("dpo.",) * (taken.settings["task"] != "dpo")
     if not {"data.validation", "data.validation_fraction"} & taken.settings.keys():
         unused += ("training.evaluate_every",)
-    taken.settings = {key: of for key, of in taken.settings.items() if not key.startswith(unused)}
-    assumed = {key: of for key, of in assumed.items() if not (full and key.startswith("lora_"))}
+    taken.settings = {key: value for key, value in given if not key.startswith(unused)}
+    assumed = {key: each for key, each in assumed.items() if not (full and key.startswith("lora_"))}
     if taken.settings["task"] == "dpo":
         for key, (setting, why) in _REFERENCE.items():
             if key in program.rules and taken.settings.pop(setting, None) is not None:

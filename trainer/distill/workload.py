@@ -20,7 +20,8 @@ from trainer.distill.teacher.windows import SHARD_BYTES, WindowCutter, window_le
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import parse_shape, read_shape
 from trainer.planning.shapes import ModelShape
-from trainer.planning.teachers import BATCH, Measured, Place
+from trainer.planning.teachers import BATCH, Measured
+from trainer.system.backends import Backend
 from trainer.system.errors import InputError
 
 _MEASURED = 16
@@ -117,9 +118,9 @@ def read_measured(logits: Path) -> list[Measured]:
     complete = [plan for plan in folder.description.shards if folder.is_complete(plan.number)]
     size = sum((folder.shard_path(plan.number) / SHARD_FILE).stat().st_size for plan in complete)
     tokens = sum(plan.tokens for plan in complete)
-    rates: dict[Place, dict[str, float]] = {}
+    rates: dict[Backend, dict[str, float]] = {}
     facts = TEACHER_ENGINES.get(there.engine)
-    places: dict[str, Place] = {name: name for name in BATCH}
+    places: dict[str, Backend] = {name: name for name in BATCH}
     for status in TeacherWatch(folder).list_teachers():
         state = status.state
         if state.tokens_per_second and state.device is not None:

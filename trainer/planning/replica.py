@@ -181,7 +181,7 @@ def plan_memory(
 
 def runs_groups(model: ModelShape) -> bool:
     """Return whether a model runs layer by layer: not by transformers' code."""
-    return model.kept is None and model.experts == 1
+    return model.is_decoder
 
 
 def can_stream(config: RunConfig, *, evaluates: bool = False) -> bool:

@@ -71,6 +71,11 @@ class ModelShape:
         return self.kv_heads * self.head_dim
 
     @property
+    def is_decoder(self) -> bool:
+        """Whether Motley's own decoder computes it, not transformers' code."""
+        return self.experts == 1 and self.gated and self.kept is None
+
+    @property
     def mlp_matrices(self) -> int:
         """Matrices of an MLP."""
         return 3 if self.gated else 2

@@ -56,8 +56,8 @@ def head_bytes(shape: ModelShape) -> int:
 def reads_head(shape: ModelShape, training: TrainingSetup) -> bool:
     """Return whether a language model's head is read in chunks of its rows at each use."""
     is_frozen = training.classes is None and "lm_head" not in training.whole
-    is_ours = shape.experts == 1 and shape.gated and shape.kept is None and not training.one_queue
-    return training.resident == HEAD_STREAMED and is_frozen and is_ours
+    is_able = shape.is_decoder and not training.one_queue
+    return training.resident == HEAD_STREAMED and is_frozen and is_able
 
 
 def split_head(rows: int, columns: int) -> list[slice]:

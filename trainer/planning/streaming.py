@@ -143,12 +143,11 @@ def plan_reading(
 def explain_unstreamed(shape: ModelShape, pool: HostPool) -> str:
     """Return why the devices of a pool keep all layers of a model; empty if they need not."""
     backend = pool.device.backend
-    if BACKENDS[backend].has_torch:
+    if BACKENDS[backend].has_torch or shape.is_decoder:
         return ""
     if shape.experts > 1:
         return f"{backend} computes no mixtures of experts"
-    is_decoder = shape.kept is None and shape.gated
-    return "" if is_decoder else f"{backend} computes only what Motley's own decoder does"
+    return f"{backend} computes only what Motley's own decoder does"
 
 
 @dataclass(frozen=True, kw_only=True)

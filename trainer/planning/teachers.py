@@ -32,8 +32,7 @@ from trainer.planning.time import EFFICIENCY, find_speed, forward_flops_per_toke
 from trainer.system.backends import Backend
 from trainer.system.errors import InputError
 
-Place = Backend
-BATCH: Mapping[Place, int] = {"cpu": 4096, "cuda": 32768, "wgpu": 4096}
+BATCH: Mapping[Backend, int] = {"cpu": 4096, "cuda": 32768, "wgpu": 4096}
 """Tokens of a forward: enough that a large head is rarely read from memory."""
 _GGUF_BATCH = 512
 """The most of llama.cpp's: more are not faster, and their activations need memory."""
@@ -44,7 +43,7 @@ WINDOW = 1024
 class TeacherDevice(NamedTuple):
     """Device or processor that a teacher may compute on."""
 
-    place: Place
+    place: Backend
     device: DeviceModel
     pool: HostPool | None = None
     """The device with its host; None: unknown."""
@@ -89,7 +88,7 @@ class WeightFormat:
         return self.facts is not None and self.facts.takes_dtype
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[Backend, ...]:
         """Where it may be held."""
         return self.facts.backends if self.facts else ("cpu",)
 
@@ -118,7 +117,7 @@ class Measured:
     engine: str
     weights: str
     """As in `WeightFormat`."""
-    place: Place
+    place: Backend
     vocab_size: int
     """Vocabulary of the teacher, padding included."""
     rates: Mapping[str, float]
@@ -136,7 +135,7 @@ class TeacherOption:
     """A format on the devices of one kind."""
 
     format: WeightFormat
-    place: Place
+    place: Backend
     device: str
     weights: int
     """Bytes in memory if all are."""
@@ -252,7 +251,7 @@ def pick_teacher(options: Sequence[TeacherOption]) -> TeacherOption | None:
 def _make_option(
     shape: ModelShape,
     kind: WeightFormat,
-    place: Place,
+    place: Backend,
     candidates: Sequence[TeacherDevice],
     length: int,
     given: float | None,
@@ -297,7 +296,7 @@ def _make_option(
     refused = facts and facts.explain_refusal(
         experts=shape.experts > 1, recurrent=shape.recurrent_layers > 0
     )
-    if place == "wgpu" and not refused and (shape.kept is not None or not shape.gated):
+    if place == "wgpu" and not refused and not shape.is_decoder:
         refused = "refuses layers that transformers' code computes"
     able = [] if refused else [one for one in candidates if least <= one.device.memory * USABLE]
     rates: list[float | None] = []
@@ -376,7 +375,7 @@ def _pick_device(devices: Sequence[DeviceModel], rates: Sequence[float | None]) 
 def _tokens_per_second(
     shape: ModelShape,
     device: DeviceModel,
-    place: Place,
+    place: Backend,
     length: int,
     wide: bool,
     again: float,

@@ -30,9 +30,10 @@ def choose_residents(
     device: str,
     plan: Callable[[int | None], _Plan],
     choose: Callable[[int], _Plan],
-    size: Callable[[_Plan], int],
-    usable: float,
-    length: int | None,
+    *,
+    size: Callable[[_Plan], int] = lambda _: 0,
+    usable: float = 0.0,
+    length: int | None = None,
 ) -> _Plan:
     """Return the plan with the layers that are asked to stay, and log how many do.
 

@@ -195,13 +195,9 @@ def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None
 
 ATTENTION = ["q_proj", "v_proj"]
 """Resident experts with adapters are one product with W + B A, which has other bits."""
-OWN: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"moe_intermediate_size": 64},
-    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 3},
-}
 USES = [
     use
-    for backend, families in (("cpu", ("qwen3", *OWN)), ("wgpu", ("qwen3",)))
+    for backend, families in (("cpu", ("qwen3", *small.DEEP_FAMILIES)), ("wgpu", ("qwen3",)))
     for use in covering(
         (backend, family, kind, resident)
         for family in families
@@ -209,13 +205,6 @@ USES = [
         for resident in (0, 4)
     )
 ]
-
-
-@pytest.fixture(scope="module")
-def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("deep")
-    data = small.write_data(folder / "data.jsonl")
-    return small.write_model(folder / "model", data, sizes=small.DEEP_SIZES)
 
 
 @pytest.mark.parametrize(("backend", "family", "kind", "resident"), USES)
@@ -235,7 +224,9 @@ def test_answers_are_those_of_the_resident_model(
     caplog.set_level("INFO")
     folder = deep_model
     if family != "qwen3":
-        folder = small.write_family(tmp_path / "model", deep_model, family, **OWN[family])
+        folder = small.write_family(
+            tmp_path / "model", deep_model, family, **small.DEEP_FAMILIES[family]
+        )
     if kind != "full":
         settings: dict[str, Any] = {"model__quantization": "nf4"} if kind == "nf4" else {}
         settings["lora__target_modules"] = ATTENTION

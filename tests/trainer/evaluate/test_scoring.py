@@ -79,13 +79,9 @@ def test_a_full_model_is_evaluated_where_it_could_not_be_trained(
 
 
 NF4 = {"model__quantization": "nf4"}
-OWN: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"moe_intermediate_size": 64},
-    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 3},
-}
 USES = [
     use
-    for backend, families in (("cpu", ("qwen3", *OWN)), ("wgpu", ("qwen3",)))
+    for backend, families in (("cpu", ("qwen3", *small.DEEP_FAMILIES)), ("wgpu", ("qwen3",)))
     for use in covering(
         (backend, family, task, kind, resident)
         for family in families
@@ -94,13 +90,6 @@ USES = [
         for resident in (0, 4)
     )
 ]
-
-
-@pytest.fixture(scope="module")
-def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("deep")
-    data = small.write_data(folder / "data.jsonl")
-    return small.write_model(folder / "model", data, sizes=small.DEEP_SIZES)
 
 
 @pytest.mark.parametrize(("backend", "family", "task", "kind", "resident"), USES)
@@ -134,7 +123,9 @@ def test_scores_are_those_of_the_resident_model(
         settings["lora__target_modules"] = ["q_proj", "v_proj"]
     folder = deep_model
     if family != "qwen3":
-        folder = small.write_family(tmp_path / "model", deep_model, family, **OWN[family])
+        folder = small.write_family(
+            tmp_path / "model", deep_model, family, **small.DEEP_FAMILIES[family]
+        )
     folder = train(tmp_path / "run", folder, make_config, **settings)
     if narrow and method == "full":
         path = folder / "model.safetensors"

@@ -38,6 +38,11 @@ class Engine(Protocol):
         """Where the logits are."""
         ...
 
+    @property
+    def place(self) -> str:
+        """Where they are computed: `cpu`, `cuda:N` or `wgpu:N`."""
+        ...
+
     def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """Yield the logits of every token but the first of each window, some rows at a time.
 

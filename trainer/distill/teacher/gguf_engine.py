@@ -46,7 +46,7 @@ class GgufEngine:
     """
 
     def __init__(self, source: Source, threads: int | None = None) -> None:
-        self.device = torch.device("cpu")
+        self.device, self.place = torch.device("cpu"), "cpu"
         self._source = source
         self._library = load_llama_cpp(f"{source.path}: --engine gguf")
         self._threads = threads or torch.get_num_threads()

@@ -54,7 +54,7 @@ class OpenVinoEngine:
 
     def __init__(self, model_dir: Path, dtype: str, threads: int | None = None) -> None:
         openvino = import_openvino(model_dir)
-        self.device = torch.device("cpu")
+        self.device, self.place = torch.device("cpu"), "cpu"
         # As stored: such weights are mapped from the file, and take no memory of their own.
         stored = _as_loaded(read_headers(model_dir))
         parts = load_published(model_dir, stored, self.device)

@@ -270,8 +270,7 @@ class TeacherRun(ShardRun[Window]):
         return lambda plan, on_tokens: teacher.score_pieces(cut(plan), on_tokens)
 
     def _state_figures(self) -> dict[str, Any]:
-        engine = None if self._teacher is None else self._teacher.engine
-        device = engine and getattr(engine, "place", str(engine.device))
+        device = None if self._teacher is None else self._teacher.engine.place
         return super()._state_figures() | {"device": device}
 
     def _load_teacher(self) -> Teacher:

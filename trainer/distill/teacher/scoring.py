@@ -122,7 +122,7 @@ class Teacher:
         smaller = self._limit.halve_limit(len(batch), len(batch) * longest)
         if smaller is None:
             raise InputError(
-                f"{self.engine.device}: a window of {longest} tokens does not fit; lower"
+                f"{self.engine.place}: a window of {longest} tokens does not fit; lower"
                 " --max-seq-len"
             )
         self._limit = smaller

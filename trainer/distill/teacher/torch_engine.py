@@ -77,7 +77,7 @@ class TorchEngine:
         length: int | None = None,
         published: bool = False,
     ) -> None:
-        self.device = torch.device(device)
+        self.device, self.place = torch.device(device), device
         published = published or is_published(model_dir, length)
         parts = _load_parts(model_dir, dtype, self.device, published, resident)
         self.model = parts.model
@@ -235,9 +235,9 @@ def _choose_layers(
         str(device),
         plan,
         lambda layers: choose_resident(plan, layers, lambda some: some.total <= free * USABLE),
-        lambda some: some.total,
-        free * USABLE,
-        size.length,
+        size=lambda some: some.total,
+        usable=free * USABLE,
+        length=size.length,
     )
     if asked == "auto":  # of a small model two layers may be more than all
         found = min(found, plan(None), key=lambda some: (some.total > free, some.resident is None))

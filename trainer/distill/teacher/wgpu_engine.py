@@ -68,9 +68,7 @@ class WgpuEngine:
 
     def __init__(self, device: Device, loaded: LoadedModel) -> None:
         self.device = torch.device("cpu")
-        """Where logits are read."""
         self.place = f"wgpu:{device.adapter.index}"
-        """Where they are computed."""
         self.vocab_size = loaded.decoder.architecture.vocab_size
         self._device, self._loaded = device, loaded
         self._pool = MemoryPool(device)

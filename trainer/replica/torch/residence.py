@@ -44,9 +44,9 @@ def plan_residents(
         device,
         plan,
         lambda layers: choose_streamed(plan, layers, config, available * USABLE),
-        lambda some: some.least,
-        available * USABLE,
-        config.data.max_seq_len,
+        size=lambda some: some.least,
+        usable=available * USABLE,
+        length=config.data.max_seq_len,
     )
 
 
@@ -116,9 +116,9 @@ def plan_answers(
         str(device),
         plan_batch,
         lambda layers: choose_resident(plan_batch, layers, lambda some: some.total <= usable),
-        lambda some: some.total,
-        usable,
-        length,
+        size=lambda some: some.total,
+        usable=usable,
+        length=length,
     ).resident
     if not (fitting := count_prompts(elsewhere)):
         fewer = "ask for fewer tokens"

@@ -85,9 +85,16 @@ def freeze_weights(
     return frozen, lay_out_tensors(heads)
 
 
-class _Residence(NamedTuple):
+class Residence(NamedTuple):
+    """Layers that stay, and the memory that a model then takes."""
+
     resident: int | None
+    """None: all."""
     budget: MemoryBudget
+    recompute: bool = False
+    """Layers are computed twice."""
+    waiting: int = 0
+    """Tokens of the other micro-batches of a group."""
 
 
 def choose_layers(
@@ -108,10 +115,10 @@ def choose_layers(
     """
     there = measure_available_memory(device.adapter)
 
-    def plan_residents(some: int | None) -> _Residence:
-        return _Residence(some, plan(some))
+    def plan_residents(some: int | None) -> Residence:
+        return Residence(some, plan(some))
 
-    def fits_device(found: _Residence) -> bool:
+    def fits_device(found: Residence) -> bool:
         return there is None or found.budget.total <= there * USABLE
 
     chosen = choose_residents(
@@ -120,9 +127,6 @@ def choose_layers(
         f"wgpu:{device.adapter.index}",
         plan_residents,
         lambda layers: choose_resident(plan_residents, layers, fits_device),
-        lambda some: some.budget.total,
-        (there or 0) * USABLE,
-        None,
     )
     resident = chosen.resident
     if there is not None and not fits_device(chosen):

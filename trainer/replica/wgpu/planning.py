@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
@@ -23,7 +23,7 @@ from trainer.replica.wgpu.gpu.pool import (
     check_fits,
     measure_available_memory,
 )
-from trainer.replica.wgpu.loaded_model import freeze_weights
+from trainer.replica.wgpu.loaded_model import Residence, freeze_weights
 from trainer.system.errors import InputError
 
 _TOKENS = 8192
@@ -43,14 +43,6 @@ class ReplicaPlan:
     """Layers whose frozen linears stay on the device; None: all."""
     group_tokens: int
     """The most tokens of a group, which runs layer by layer; it has at least one micro-batch."""
-
-
-class _Residence(NamedTuple):
-    resident: int | None
-    budget: MemoryBudget
-    recompute: bool
-    waiting: int = 0
-    """Tokens of the other micro-batches of a group."""
 
 
 def plan_replica(
@@ -80,21 +72,19 @@ def plan_replica(
     longest = padded_length(config.data.max_seq_len)
     most = min(config.training.batch_size, max(1, GROUP_TOKENS // longest))
 
-    def fits_device(found: _Residence) -> bool:
+    def fits_device(found: Residence) -> bool:
         return there is None or found.budget.total <= there * USABLE
 
-    def plan(some: int | None) -> _Residence:
-        tried = [
-            _Residence(some, of(1, recompute=again, resident=some), again) for again in choices
-        ]
+    def plan(some: int | None) -> Residence:
+        tried = [Residence(some, of(1, recompute=again, resident=some), again) for again in choices]
         return next(filter(fits_device, tried), tried[-1])
 
-    def plan_group(micros: int, some: int | None) -> _Residence:
+    def plan_group(micros: int, some: int | None) -> Residence:
         if some is None:
             return plan(None)
         others = (micros - 1) * longest
         budget = of(1, recompute=choices[-1], resident=some, waiting=others)
-        return _Residence(some, budget, choices[-1], others)
+        return Residence(some, budget, choices[-1], others)
 
     resident, needed, again, waiting = choose_residents(
         model_dir,
@@ -108,9 +98,6 @@ def plan_replica(
             lambda _, found: fits_device(found),
             lambda found: found.resident,
         ),
-        lambda some: some.budget.total,
-        (there or 0) * USABLE,
-        None,
     )
     if there is not None:
         smaller = suggest_smaller(config, resident, recompute=again, evaluates=evaluates)

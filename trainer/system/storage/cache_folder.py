@@ -104,7 +104,8 @@ def ensure_entry(name: str, digest: str, make: Callable[[], Files]) -> Path:
 
 def damage_remedy(path: Path) -> str:
     """Return what to do about a damaged file, which an entry of this process may have."""
-    return "start again: it is made anew" if path.parent in _PINNED else "download or copy it again"
+    is_cached = path.parent in _PINNED
+    return "start again: the cache is rebuilt" if is_cached else "download or copy it again"
 
 
 def list_entries() -> list[Entry]:

@@ -57,6 +57,7 @@ class Double:
     ) -> None:
         self._torch = TorchEngine(model_dir, getattr(torch, dtype))
         self.vocab_size, self.device = self._torch.vocab_size, self._torch.device
+        self.place = self._torch.place
         self._calls, self._healthy = 0, healthy
 
     def iterate_logits(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:

@@ -40,7 +40,7 @@ DEEP: dict[str, dict[str, Any]] = {
     "gemma2": ARCHITECTURES["gemma2"],
     "gpt2": {},
 }
-"""What four layers of a family need."""
+"""Settings of a config with four layers, by family."""
 STREAMED = [
     (family, stored, dtype, resident)
     for family in DEEP

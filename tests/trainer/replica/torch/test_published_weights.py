@@ -74,6 +74,17 @@ def make_folder(tiny: Tiny, family: str, dtype: str = "float32", **sizes: Any) -
     return tiny.model(family, dtype=dtype, **{**SIZES[family], **sizes})
 
 
+def check_streamed(
+    tiny: Tiny, folder: Path, settings: dict[str, Any], batch: Any, resident: int, layers: int
+) -> None:
+    """Check that a step with so many resident layers has the bits of one with all."""
+    whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
+    replica, weights = tiny.start(folder, **settings, model__resident=resident)
+    assert train(replica, weights, batch) == whole
+    assert replica.residents.startswith(f"{resident} of {layers} layers resident")
+    assert len(feed_of(replica)._weights.layers) == layers - resident
+
+
 @pytest.mark.parametrize(("family", "form", "targets", "resident", "recompute"), WAYS)
 def test_losses_gradients_and_weights_are_those_of_the_resident_run(
     tiny: Tiny, family: str, form: str, targets: str, resident: int, recompute: bool
@@ -83,12 +94,7 @@ def test_losses_gradients_and_weights_are_those_of_the_resident_run(
     settings: dict[str, Any] = {"task": "causal-lm", **TARGETS[targets], **stored}
     settings |= {"training__gradient_checkpointing": recompute, "lora__lora_rank": 4}
     batch = tiny.batch(5, "causal-lm")
-    whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
-    replica, weights = tiny.start(folder, **settings, model__resident=resident)
-    assert train(replica, weights, batch) == whole
-    layers = SIZES[family]["num_hidden_layers"]
-    assert replica.residents.startswith(f"{resident} of {layers} layers resident")
-    assert len(feed_of(replica)._weights.layers) == layers - resident
+    check_streamed(tiny, folder, settings, batch, resident, SIZES[family]["num_hidden_layers"])
 
 
 @pytest.mark.parametrize(("family", "task", "form", "resident"), DENSE_WAYS)
@@ -100,12 +106,7 @@ def test_dense_models_that_transformers_computes_are_read(
     settings = {**settings, "task": task, "lora__lora_rank": 4, "training__micro_batch_size": 2}
     settings |= {"training__gradient_checkpointing": resident == 0}
     batch = tiny.batch(5, task)
-    whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
-    replica, weights = tiny.start(folder, **settings, model__resident=resident)
-    assert train(replica, weights, batch) == whole
-    layers = DENSE[family]["num_hidden_layers"]
-    assert replica.residents.startswith(f"{resident} of {layers} layers resident")
-    assert len(feed_of(replica)._weights.layers) == layers - resident
+    check_streamed(tiny, folder, settings, batch, resident, DENSE[family]["num_hidden_layers"])
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
@@ -257,7 +258,7 @@ def test_an_unlisted_family_is_read_too(
 def test_layers_that_are_in_neither_linears_nor_experts_are_refused(
     tiny: Tiny, tmp_path: Path
 ) -> None:
-    """Of Longcat attention alone could be read, a smaller part of it."""
+    """Only LongCat's attention could be read, the smaller part of its layers."""
     folder = write_tiny(tmp_path / "model", "longcat_flash")
     with pytest.raises(InputError, match=r"gate_up_proj is of neither linears nor experts"):
         tiny.start(folder, task="causal-lm", model__resident=0)

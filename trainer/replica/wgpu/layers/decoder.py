@@ -243,7 +243,7 @@ class Decoder:
     ) -> None:
         """Record the logits at the targets of a micro-batch, forward alone.
 
-        Segments: `embed`, `forward.N`, `head.N`; each of the last writes `logits` `[N, V]` anew.
+        Segments: `embed`, `forward.N`, `head.N`; each `head.N` overwrites `logits` `[N, V]`.
         """
         x, _ = self._record_layers(graph, pool, bucket, vector, table)
         rows, count = bucket.slice_vector(vector, "rows"), logits.shape[0]
