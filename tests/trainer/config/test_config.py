@@ -162,6 +162,11 @@ def test_a_preset_with_data_of_ones_own_has_no_validation_of_others():
     assert load_config("quickstart", {"data.train": "mine.jsonl"}).data.validation is None
     given = {"data": "mine.jsonl", "data.validation": "v.jsonl"}
     assert load_config("quickstart", given).data.validation == "v.jsonl"
+    section = {"data": {"train": "mine.jsonl", "validation": "v.jsonl"}}
+    assert load_config("quickstart", section).data.validation == "v.jsonl"
+    assert load_config("quickstart", section | {"data.validation": None}).data.validation is None
+    part = {"data": {"train": "mine.jsonl", "validation_fraction": 0.1}}
+    assert load_config("quickstart", part).training.evaluate_every > 0
     assert load_config("quickstart", given).training.evaluate_every == 140
     assert load_config("quickstart", {"data": "mine.jsonl"}).training.evaluate_every == 0
     with pytest.raises(InputError, match=r"evaluate_every 9: used only with data\.val"):
