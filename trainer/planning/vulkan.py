@@ -8,7 +8,7 @@ and give in the order of `trainer/replica/wgpu/layers`; a test compares every pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from trainer.config.lora import LINEARS
@@ -26,6 +26,7 @@ from trainer.planning.vulkan_buffers import (
     SCORE_BYTES,
     Kind,
     align_size,
+    count_slots,
     logit_window_bytes,
     padded_length,
     padded_words,
@@ -59,7 +60,8 @@ def plan_vulkan_memory(
     of one layer is enough for the rest.
 
     Args:
-        evaluates: nothing is trained, so there are no gradients.
+        evaluates: nothing is trained: a forward is all, and what it computes is not kept. The
+            config's method is not `full`, since such a model is frozen then.
         resident: layers whose frozen linears stay on the device; None: those of `model.resident`,
             which `auto` leaves at all.
         waiting: tokens of the other micro-batches of a group.
@@ -69,36 +71,40 @@ def plan_vulkan_memory(
     targets = samples if config.task == "classify" else rows
     chunk = min(CHUNK_ROWS, targets)
     chunks = -(-targets // chunk)
-    entries = PLANNED_ENTRIES if config.distillation else 0
+    entries = PLANNED_ENTRIES if config.distillation and not evaluates else 0
     trainable = sum(
         align_size(sum(align_size(4 * slot.size) for slot in block.tensors))
         for block in layout.blocks
     )
     layers = model.num_layers
     words = sum(map(padded_words, upload_regions(rows, chunks * chunk, entries).values()))
-    work = _StepBuffers(model, config, samples, length, chunk)
-    kept, hidden = work.activation_sizes(rows), align_size(4 * rows * model.hidden_size)
+    adapters = config.lora.linears if any(block.is_layer for block in layout.blocks) else ()
+    work = _StepBuffers(model, config, samples, length, chunk, adapters)
+    hidden = align_size(4 * rows * model.hidden_size)
+    layer = sum(map(align_size, work.activation_sizes(rows, evaluates=evaluates)))
     streams = resolve_resident(config.model.resident, layers, resident) is not None
-    table = 0
+    inputs = align_size(4 * words)
     if _reads_embedding(model, config, resident):
-        table = align_size(tensor_bytes((rows, model.hidden_size), matrix_kind(config)))
-    waits: dict[str, int] = {"checkpoints": (layers + 1) * hidden}
+        inputs += align_size(tensor_bytes((rows, model.hidden_size), matrix_kind(config)))
+    if evaluates and config.task == "classify":
+        inputs += align_size(4 * samples)  # its predictions
+    waits: dict[str, int] = {} if evaluates else {"checkpoints": (layers + 1) * hidden}
     if streams:
         together = rows + waiting
         cells = [4 * together * model.hidden_size] * (1 if evaluates else layers + 1)
         if not (recompute or evaluates):
             cells += layers * work.activation_sizes(together)
         waits = {"waiting": sum(map(align_size, cells))}
-    once = recompute or streams
+    once = recompute or streams or evaluates
     return {
-        "frozen": _frozen_bytes(model, config, length, resident),
+        "frozen": _frozen_bytes(model, config, resident),
         "trainable": trainable,
         "gradients": 0 if evaluates else trainable,
-        "input": align_size(4 * words) + table,
+        "input": inputs,
         **waits,
-        "activations": (1 if once else layers) * sum(map(align_size, kept))
-        + (3 if streams else 1) * hidden,
-        "workspace": work.total_bytes(chunks, bool(entries), recompute),
+        "activations": (1 if once else layers) * layer
+        + (2 if evaluates else 3 if streams else 1) * hidden,
+        "workspace": work.total_bytes(chunks, bool(entries), recompute, evaluates=evaluates),
         "logits": align_size(4 * chunk * _logit_columns(model, config, chunk)),
     }
 
@@ -170,8 +176,9 @@ def matrix_kind(config: RunConfig) -> Kind:
     return "bf16" if config.model.dtype == "bfloat16" else "f32"
 
 
-def _frozen_bytes(model: Architecture, config: RunConfig, length: int, resident: int | None) -> int:
-    total = 2 * align_size(4 * length * (model.head_dim // 2))  # tables of the rotary embedding
+def _frozen_bytes(model: Architecture, config: RunConfig, resident: int | None) -> int:
+    slots = count_slots(config.data.max_seq_len, 0)
+    total = 2 * align_size(4 * slots * (model.head_dim // 2))  # tables of the rotary embedding
     shared = shared_linears(model, config, resident)
     for name, shape, kind in frozen_tensors(model, config, resident):
         if shared.get(name, name) != name:
@@ -227,6 +234,8 @@ class _StepBuffers:
     samples: int
     length: int
     chunk: int
+    adapters: Collection[str]
+    """Linears that have adapters."""
     pieces: _BufferPool = field(default_factory=_BufferPool)
 
     def __post_init__(self) -> None:
@@ -238,7 +247,7 @@ class _StepBuffers:
         self.inner = self.rows * model.intermediate_size
         self.full = self.config.method == "full"
         self.low = self.rows * self.config.lora.lora_rank
-        self.adapted = () if self.full else self.config.lora.linears
+        self.adapted = () if self.full else self.adapters
         group = model.num_heads // model.num_kv_heads * self.length
         limit = min(BINDING_BYTES, SCORE_BYTES)
         every = self.samples * model.num_kv_heads
@@ -246,14 +255,20 @@ class _StepBuffers:
         rows = group if heads else limit // (4 * self.length)
         self.scores = max(1, heads) * rows * self.length
 
-    def activation_sizes(self, rows: int) -> list[int]:
-        """Return the bytes of all arrays that a layer's forward leaves for backward."""
+    def activation_sizes(self, rows: int, *, evaluates: bool = False) -> list[int]:
+        """Return the bytes of all arrays that a layer's forward leaves for backward.
+
+        Args:
+            evaluates: no backward follows; of two pairs of arrays there is one at a time.
+        """
         model = self.model
         queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        widths = [model.hidden_size, queries, keys] * 3 + [model.intermediate_size] * 2
-        return [4 * rows * width for width in widths]
+        widths = [model.hidden_size, queries] * (2 if evaluates else 3) + [keys] * 3
+        return [4 * rows * width for width in (*widths, *[model.intermediate_size] * 2)]
 
-    def total_bytes(self, chunks: int, taught: bool, recompute: bool) -> int:
+    def total_bytes(
+        self, chunks: int, taught: bool, recompute: bool, *, evaluates: bool = False
+    ) -> int:
         """Return the bytes of all temporary buffers: after two like layers no more are taken."""
         linears, lora = self.adapted, self.config.lora
         layers = [linears] * 2
@@ -264,8 +279,8 @@ class _StepBuffers:
             self._recompute_layer()
             self._finish_layer()
         for _ in range(min(chunks, 2)):
-            self._add_head(taught)
-        for self.adapted in reversed(layers):
+            self._add_head(taught, evaluates=evaluates)
+        for self.adapted in [] if evaluates else reversed(layers):
             if recompute:
                 self._recompute_layer()
             self._layer_backward()
@@ -306,14 +321,15 @@ class _StepBuffers:
         self._add_linear("down_proj")
         self.pieces.give_back(product)
 
-    def _add_head(self, taught: bool) -> None:
+    def _add_head(self, taught: bool, *, evaluates: bool) -> None:
         take, give = self.pieces.take_buffer, self.pieces.give_back
         width = self.chunk * self.model.hidden_size
         states = [4 * self.chunk] * (2 if taught else 1)
         first = [take(size) for size in (width, width, *states)]
-        gradients = [take(width), take(width)]
-        self._norm_backward(self.chunk)
-        give(*gradients)
+        if not evaluates:
+            gradients = [take(width), take(width)]
+            self._norm_backward(self.chunk)
+            give(*gradients)
         give(*first)
 
     def _layer_backward(self) -> None:

@@ -263,7 +263,7 @@ class Decoder:
         shape = self._layer_shape(bucket)
         size = (bucket.rows, self.architecture.hidden_size)
         x, y = (pool.take(size, purpose="activations") for _ in range(2))
-        kept = Activations.take(pool, shape)
+        kept = Activations.take(pool, shape, evaluates=True)
         parts = {"embed": Part(["embed"], left={"hidden.0": x})}
         graph.begin_segment("embed")
         embed_tokens(graph, table, bucket.slice_vector(vector, "ids"), x)

@@ -89,9 +89,10 @@ class Activations:
     """`[M, F]`."""
 
     def list_arrays(self) -> list[Array]:
-        """Return all of them."""
+        """Return all of them, each once."""
         values: list[Array | tuple[Array, Array]] = [*vars(self).values()]
-        return [part for each in values for part in (each if isinstance(each, tuple) else (each,))]
+        parts = [part for each in values for part in (each if isinstance(each, tuple) else (each,))]
+        return list({id(part): part for part in parts}.values())
 
     def give_back(self, pool: MemoryPool) -> None:
         """Give the memory back."""
@@ -99,8 +100,12 @@ class Activations:
             pool.give_back(array)
 
     @classmethod
-    def take(cls, pool: MemoryPool, shape: Shape) -> Activations:
-        """Return memory for one layer's."""
+    def take(cls, pool: MemoryPool, shape: Shape, *, evaluates: bool = False) -> Activations:
+        """Return memory for one layer's.
+
+        Args:
+            evaluates: no backward follows, so two arrays take the place of earlier ones.
+        """
         attention, rows = shape.attention, shape.rows
         batch, length, head_dim = attention.batch, attention.length, attention.head_dim
         queries, keys = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
@@ -110,15 +115,16 @@ class Activations:
         def take_array(*size: int) -> Array:
             return pool.take(size, purpose="activations")
 
+        normed, raw_queries = take_array(rows, shape.hidden), take_array(rows, queries)
         return cls(
-            normed=take_array(rows, shape.hidden),
-            raw=(take_array(rows, queries), take_array(rows, keys)),
+            normed=normed,
+            raw=(raw_queries, take_array(rows, keys)),
             queries=take_array(*heads),
             keys=take_array(*kv_heads),
             values=take_array(*kv_heads),
-            attended=take_array(rows, queries),
+            attended=raw_queries if evaluates else take_array(rows, queries),
             middle=take_array(rows, shape.hidden),
-            normed_middle=take_array(rows, shape.hidden),
+            normed_middle=normed if evaluates else take_array(rows, shape.hidden),
             gate=take_array(rows, shape.inner),
             up=take_array(rows, shape.inner),
         )
