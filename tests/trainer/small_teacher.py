@@ -17,12 +17,14 @@ from trainer.data.documents import Documents
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign_request
 from trainer.distill.tokenizer.trim import trim_to_size
-from trainer.init_model import init_model
+from trainer.init_model import ModelSizes, init_model
 
 if TYPE_CHECKING:
     from trainer.distill.teacher.scoring import Teacher
 
 SIZES = replace(small_model.SIZES, vocab_size=400)
+WIDE_SIZES = replace(small_model.DEEP_SIZES, num_layers=2, vocab_size=400)
+"""Sizes that NF4 divides."""
 TOPK = Scheme(kind="topk", top_k=8, tail_samples=4)
 SCHEMES = {"topk": TOPK, "sampled": Scheme(kind="sampled"), "full": Scheme(kind="full")}
 
@@ -44,9 +46,15 @@ def write_corpus(path: Path, documents: int = 24) -> Path:
     return path
 
 
-def write_teacher(folder: Path, corpus: Path, seed: int = 0, head_scale: float = 20.0) -> Path:
+def write_teacher(
+    folder: Path,
+    corpus: Path,
+    seed: int = 0,
+    head_scale: float = 20.0,
+    sizes: ModelSizes = SIZES,
+) -> Path:
     """Make a teacher; larger embeddings let it expect something of the next token."""
-    model = init_model(corpus, folder, SIZES, seed)
+    model = init_model(corpus, folder, sizes, seed)
     file = model / "model.safetensors"
     weights = safetensors.numpy.load_file(file)
     table = "model.embed_tokens.weight"

@@ -26,6 +26,7 @@ from trainer.config.run import (
     Method,
     OptimizerConfig,
     Positive,
+    Quantization,
     Resident,
     TrainingConfig,
 )
@@ -34,6 +35,7 @@ from trainer.config.teacher_engines import (
     REFERENCE_ENGINE,
     TeacherEngine,
     explain_backend,
+    explain_quantization,
     explain_resident,
 )
 from trainer.system.backends import Backend
@@ -69,6 +71,7 @@ class TeacherJob(Section):
     shard_bytes: Positive | None = None
     batch_tokens: Positive | None = None
     dtype: Literal["bfloat16", "float32"] | None = None
+    quantization: Quantization | None = None
     engine: TeacherEngine | None = None
     resident: Resident | None = None
     seed: int | None = Field(default=None, ge=0)
@@ -77,7 +80,11 @@ class TeacherJob(Section):
     def _check_engine(self) -> Self:
         engine = self.engine or REFERENCE_ENGINE
         kept = "auto" if self.resident is None else self.resident
-        reason = explain_backend(engine, self.backend) or explain_resident(engine, kept)
+        reason = (
+            explain_backend(engine, self.backend)
+            or explain_resident(engine, kept)
+            or explain_quantization(engine, self.quantization or "none")
+        )
         if reason:
             raise ValueError(reason)
         return self

@@ -81,6 +81,8 @@ RESUME_MAY_CHANGE = ("training.epochs", "training.max_steps")
 
 Resident = Literal["auto", "all"] | Annotated[int, Field(ge=0)]
 """Layers that stay in memory; `auto`: those that fit."""
+Quantization = Literal["none", "nf4"]
+"""Format of frozen linears and experts."""
 
 
 class ModelConfig(Section):
@@ -96,7 +98,7 @@ class ModelConfig(Section):
     The coordinator alone needs it; for task `dpo`, or with a tokenizer of its own, every member."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
-    quantization: Literal["none", "nf4"] = "none"
+    quantization: Quantization = "none"
     """`nf4` stores frozen linears and experts in 4 bits, in blocks of 64 (arXiv:2305.14314)."""
     resident: Resident = "auto"
     """Layers that stay in a worker's memory; the others are read at each use. `auto`: what fits.

@@ -23,8 +23,8 @@ class EngineFacts:
     """Static properties of an engine."""
 
     quantization: str | None
-    """The weights' quantization, as the description of a folder of logits names it; None: that of
-    the GGUF file, without which the engine cannot be."""
+    """The weights' quantization, as the description of a folder of logits names it; `none`: the one
+    that is asked for; None: that of the GGUF file, without which the engine cannot be."""
     is_reference: bool = False
     """Whether it computes as transformers does without a proof at each start."""
     backends: tuple[Backend, ...] = ("cpu",)
@@ -46,7 +46,7 @@ class EngineFacts:
 
     @property
     def takes_dtype(self) -> bool:
-        """Whether its weights have the type that a job's `dtype` sets."""
+        """Whether its weights have the type that a job's `dtype` and `quantization` set."""
         return self.quantization == "none"
 
     def explain_refusal(self, *, experts: bool, recurrent: bool) -> str | None:
@@ -103,6 +103,17 @@ def explain_resident(engine: str, resident: str | int) -> str | None:
     if resident == "auto" or TEACHER_ENGINES[engine].streams_frozen:
         return None
     return f"the engine {engine} decides itself which weights stay in memory; leave out resident"
+
+
+def explain_quantization(engine: str, quantization: str) -> str | None:
+    """Return why an engine does not hold weights as it is asked to; None if it does."""
+    if quantization == "none" or (facts := TEACHER_ENGINES[engine]).takes_dtype:
+        return None
+    able = " or ".join(name for name, facts in TEACHER_ENGINES.items() if facts.takes_dtype)
+    return (
+        f"the engine {engine} holds weights as {facts.quantization or 'their file does'}, not in"
+        f" {quantization}; take the engine {able}, or leave out the quantization"
+    )
 
 
 def check_teacher_backend(engine: str, backend: str, gpu: str = "") -> None:

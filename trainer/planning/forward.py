@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from trainer.config.run import RunConfig
+from trainer.config.run import Quantization, RunConfig
 from trainer.planning.memory import LOGIT_ELEMENTS, stage_holdings
 from trainer.planning.replica import make_training_setup
 from trainer.planning.shapes import ModelShape
@@ -69,10 +69,11 @@ def forward_bytes(
     return tokens * a_token * width + 3 * 4 * logits
 
 
-def frozen_setup(width: int) -> TrainingSetup:
-    """Return a model without adapters whose weights have `width` bytes."""
+def frozen_setup(width: int, quantization: Quantization = "none") -> TrainingSetup:
+    """Return a model without adapters whose weights have `width` bytes, but for those in NF4."""
     sizes = replace(FP32, frozen=width, activation=width)
-    return TrainingSetup(method="lora", adapters=0, precision=sizes)
+    method = "qlora" if quantization == "nf4" else "lora"
+    return TrainingSetup(method=method, adapters=0, precision=sizes)
 
 
 def used_setup(config: RunConfig, adapters: int, *, accelerator: bool) -> TrainingSetup:
@@ -105,12 +106,15 @@ def plan_forward(
     kept = stage_holdings(shape, training, Strategy(), 0)
     width = width or training.precision.frozen
     stay = sum(part.value for part in frozen_bytes(kept, training, 1)) + 4 * kept.new
+    passing = sum(part.value for part in passing_layers(shape, training))
+    if training.method == "qlora" and resident is None:  # one linear is out of NF4
+        passing = training.precision.activation * shape.widest_linear
     working = 0
     if size.tokens:
         working = forward_bytes(shape, size.tokens, width, size.length, accelerator=accelerator)
     return ForwardPlan(
         weights=int(stay),
-        passing=int(sum(part.value for part in passing_layers(shape, training))),
+        passing=int(passing),
         working=working + 2 * size.cached * (shape.layers - size.elsewhere) * shape.keys * width,
         resident=resident,
     )

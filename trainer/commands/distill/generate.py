@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.commands.device_options import columns_option, place_options
-from trainer.commands.distill.teacher import Share, dtype_option
+from trainer.commands.distill.teacher import Share, dtype_option, quantization_option
 from trainer.config.limits import HOTTEST, MOST, MOST_ANSWERS, MOST_NEW_TOKENS
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH
@@ -93,6 +93,7 @@ def _parse_gpu(_: click.Context, param: click.Parameter, given: str | None) -> s
 @click.option("--name", help="This process's name in the folder; default: host and part.")
 @place_options("auto", "cuda", "wgpu", "cpu")
 @dtype_option
+@quantization_option
 @click.option(
     "--kv-offload",
     "kv_gpu",
@@ -130,6 +131,7 @@ def generate(
         raise InputError(f"--name {name}: a file is named after it, so it must not contain a slash")
     if kv_gpu is None and (kv_layers is not None or kv_even_if_slower):
         raise InputError("--kv-layers and --kv-even-if-slower need --kv-offload")
+    from trainer.distill.teacher.engines import read_weight_type
     from trainer.distill.teacher.generation import AnswerRequest, AnswerRun, assign_answers
     from trainer.distill.teacher.progress import open_teacher_view
     from trainer.replica.sampling import Sampling
@@ -155,8 +157,16 @@ def generate(
                 if kv_gpu is not None:
                     size = assignment.shard_answers, length
                     offload = KVOffload(kv_gpu, *size, kv_layers, kv_even_if_slower)
-                dtype = assignment.description.teacher.dtype
-                return open_generate(assignment.model_dir, dtype, compute, batch, length, offload)
+                weights = read_weight_type(assignment.description.teacher)
+                return open_generate(
+                    assignment.model_dir,
+                    weights.dtype,
+                    compute,
+                    batch,
+                    length,
+                    offload,
+                    weights.quantization,
+                )
 
             progress = AnswerRun(
                 assignment,

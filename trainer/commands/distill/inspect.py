@@ -80,6 +80,8 @@ def _report(
 ) -> list[str]:
     teacher, scheme = description.teacher, description.scheme
     computed = teacher.dtype
+    if teacher.quantization != "none":
+        computed = f"{teacher.quantization}, {computed}"
     if teacher.kl is not None:
         weights = f"{teacher.quantization} by {teacher.engine}"
         computed = f"{weights}, {teacher.kl:.2g} nats from transformers"

@@ -10,7 +10,11 @@ import click
 
 from trainer.commands.device_options import corpus_options, lost_text_option, place_options
 from trainer.config.limits import HOTTEST, MOST, MOST_DRAWS, SHORTEST_WINDOW
-from trainer.config.teacher_engines import TEACHER_ENGINES, explain_resident
+from trainer.config.teacher_engines import (
+    TEACHER_ENGINES,
+    explain_quantization,
+    explain_resident,
+)
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH
 from trainer.system.errors import InputError
@@ -27,6 +31,12 @@ dtype_option = click.option(
     type=click.Choice(["bfloat16", "float32"]),
     default="bfloat16",
     help="Type of the weights and of the computation.",
+)
+quantization_option = click.option(
+    "--quantization",
+    type=click.Choice(["none", "nf4"]),
+    default="none",
+    help="nf4: linears and experts in 4 bits, as model.quantization.",
 )
 
 
@@ -146,6 +156,7 @@ class Share(click.ParamType):
 @click.option("--seed", type=click.IntRange(0, MOST), default=0, help="Seed of the sampling.")
 @place_options("auto", "cuda", "wgpu", "cpu")
 @dtype_option
+@quantization_option
 @click.option(
     "--engine",
     type=click.Choice([*TEACHER_ENGINES]),
@@ -181,6 +192,8 @@ def teacher(
         raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
     if reason := explain_resident(request["engine"], compute.resident):
         raise InputError(f"--resident {compute.resident}: {reason}")
+    if reason := explain_quantization(request["engine"], request["quantization"]):
+        raise InputError(f"--quantization {request['quantization']}: {reason}")
     if with_student and until is None:
         raise InputError("--with-student: give --until STATUS, which is in the student's folder")
     if not request["data"] and not stay:

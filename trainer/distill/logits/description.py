@@ -32,7 +32,7 @@ class TeacherInfo:
     engine: str
     """The program that computes, see `distill.teacher.engines`."""
     quantization: str
-    """Quantization of its weights; `none` for those of the model."""
+    """Quantization of its weights, such as `nf4`; `none` for those of the model."""
     dtype: str
     """Type of the forward: `bfloat16` and `float32` give different scores."""
     vocab_size: int
@@ -41,7 +41,8 @@ class TeacherInfo:
     """Tokens of its tokenizer."""
     kl: float | None = None
     """KL(transformers || engine) in nats a position, of the teacher that described the folder; None
-    for the engine that needs no admission. Not compared: processors round differently."""
+    for the engine that needs no admission. Of weights in NF4 both have them. Not compared:
+    processors round differently."""
 
 
 @dataclass(frozen=True, kw_only=True)

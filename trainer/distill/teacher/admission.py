@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.config.run import Quantization
 from trainer.distill.teacher.engines import Engine
 from trainer.distill.teacher.torch_engine import TorchEngine, check_room, weight_bytes
 from trainer.system.cgroups import free_memory
@@ -35,13 +36,19 @@ _FLOOR = -1e30  # of an impossible token, so that it counts as 0 in a sum
 
 
 def admit_engine(
-    engine: Engine, name: str, model_dir: Path, windows: Sequence[NDArray[np.int32]]
+    engine: Engine,
+    name: str,
+    model_dir: Path,
+    windows: Sequence[NDArray[np.int32]],
+    *,
+    quantization: Quantization = "none",
 ) -> float | None:
     """Return KL(transformers || engine) in nats a position; None without a position to compare.
 
     Args:
         name: the engine's, for messages.
         windows: teacher token ids, `[T]` each.
+        quantization: of transformers' weights.
 
     Raises:
         RefusedError: the KL is above `LIMIT`, or the engine computes NaN or Inf.
@@ -53,9 +60,9 @@ def admit_engine(
     positions = sum(len(window) - 1 for window in windows)
     if not positions:
         return None
-    dtype = _reference_dtype(model_dir)
-    check_room(model_dir, dtype)
-    reference = TorchEngine(model_dir, dtype, published=True)
+    dtype = _reference_dtype(model_dir, quantization)
+    check_room(model_dir, dtype, quantization=quantization)
+    reference = TorchEngine(model_dir, dtype, published=True, quantization=quantization)
     if engine.vocab_size != reference.vocab_size:
         raise RefusedError(
             f"--engine {name}: {model_dir} has {reference.vocab_size:,} logits in transformers and"
@@ -78,9 +85,9 @@ def admit_engine(
     return max(kl, 0.0)  # it is below by rounding alone
 
 
-def _reference_dtype(model_dir: Path) -> torch.dtype:
+def _reference_dtype(model_dir: Path, quantization: Quantization) -> torch.dtype:
     """Return float32 if what is not mapped in it fits beside the engine, else bfloat16."""
-    loaded, _ = weight_bytes(model_dir, torch.float32)
+    loaded, _ = weight_bytes(model_dir, torch.float32, quantization)
     free = free_memory(psutil.virtual_memory().available)
     return torch.float32 if loaded < free else torch.bfloat16
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.data import TEMPLATE_DATE, LostText
+from trainer.config.run import Quantization
 from trainer.data.document_tokens import Ids, Range, ReadDocuments, open_documents
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
@@ -63,6 +64,7 @@ class ScoringRequest:
     engine: str = "torch"
     """See `distill.teacher.engines`."""
     dtype: str = "bfloat16"
+    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +135,7 @@ def assign_request(request: ScoringRequest) -> Assignment:
         name=lasting_name(request.model, model_dir) if is_local else request.model,
         digest=model_digest(model_dir),
         engine=request.engine,
-        quantization=describe_quantization(request.engine, model_dir),
+        quantization=describe_quantization(request.engine, model_dir, request.quantization),
         dtype=request.dtype,
         vocab_size=read_vocabulary(model_dir),
         tokenizer_size=tokenizer_size(model_dir),

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.run import Quantization
 from trainer.config.teacher_engines import TEACHER_ENGINES, EngineFacts
 from trainer.model.gguf.source import is_converted, stored_types
 from trainer.planning.forward import ForwardSize
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from trainer.distill.logits.description import TeacherInfo
     from trainer.replica.backend import Compute
 
 
@@ -60,40 +62,60 @@ class Engine(Protocol):
         ...
 
 
+class WeightType(NamedTuple):
+    """The type of a teacher's weights, as far as its engine takes it."""
+
+    dtype: str
+    quantization: Quantization = "none"
+
+
+def read_weight_type(teacher: TeacherInfo) -> WeightType:
+    """Return the type of weights that a folder's description names."""
+    return WeightType(teacher.dtype, "nf4" if teacher.quantization == "nf4" else "none")
+
+
 @dataclass(frozen=True)
 class EngineKind:
     """An engine of the table."""
 
-    open: Callable[[Path, str, Compute, ForwardSize], Engine]
-    """Takes the model's folder, and the dtype and size of a forward; raises InputError."""
+    open: Callable[[Path, WeightType, Compute, ForwardSize], Engine]
+    """Takes the model's folder, its weights' type and the size of a forward; raises InputError."""
     facts: EngineFacts
 
 
-def _open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> Engine:
+def _open_torch(
+    model_dir: Path, weights: WeightType, compute: Compute, forward: ForwardSize
+) -> Engine:
     from trainer.distill.teacher.torch_engine import open_torch
 
-    return open_torch(model_dir, dtype, compute, forward)
+    return open_torch(model_dir, weights.dtype, compute, forward, weights.quantization)
 
 
-def _open_openvino(model_dir: Path, dtype: str, compute: Compute, _forward: ForwardSize) -> Engine:
+def _open_openvino(
+    model_dir: Path, weights: WeightType, compute: Compute, _forward: ForwardSize
+) -> Engine:
     from trainer.distill.teacher.openvino_engine import open_openvino
 
-    return open_openvino(model_dir, dtype, compute)
+    return open_openvino(model_dir, weights.dtype, compute)
 
 
-def _open_gguf(model_dir: Path, _dtype: str, compute: Compute, _forward: ForwardSize) -> Engine:
+def _open_gguf(
+    model_dir: Path, _weights: WeightType, compute: Compute, _forward: ForwardSize
+) -> Engine:
     from trainer.distill.teacher.gguf_engine import open_gguf
 
     return open_gguf(model_dir, compute)
 
 
-def _open_wgpu(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> Engine:
+def _open_wgpu(
+    model_dir: Path, weights: WeightType, compute: Compute, forward: ForwardSize
+) -> Engine:
     from trainer.distill.teacher.wgpu_engine import open_wgpu
 
-    return open_wgpu(model_dir, dtype, compute, forward)
+    return open_wgpu(model_dir, weights.dtype, compute, forward, weights.quantization)
 
 
-_OPENERS: dict[str, Callable[[Path, str, Compute, ForwardSize], Engine]] = {
+_OPENERS: dict[str, Callable[[Path, WeightType, Compute, ForwardSize], Engine]] = {
     "torch": _open_torch,
     "openvino": _open_openvino,
     "gguf": _open_gguf,
@@ -115,14 +137,15 @@ def engine_kind(name: str) -> EngineKind:
     return ENGINES[name]
 
 
-def describe_quantization(name: str, model_dir: Path) -> str:
+def describe_quantization(name: str, model_dir: Path, asked: Quantization = "none") -> str:
     """Return how an engine holds a model's weights.
 
     Raises:
         InputError: the engine reads GGUF files alone, and this model is none.
     """
-    if (known := engine_kind(name).facts.quantization) is not None:
-        return known
+    facts = engine_kind(name).facts
+    if facts.quantization is not None:
+        return asked if facts.takes_dtype else facts.quantization
     if not is_converted(model_dir):
         raise InputError(
             f"--engine {name}: {model_dir} is not a GGUF file; give one, or use --engine torch"

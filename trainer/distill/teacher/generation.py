@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.config.run import Quantization
 from trainer.distill.answers.answer import Answer
 from trainer.distill.answers.author import AnswerSlot, Author, Generate, Prompts
 from trainer.distill.answers.description import (
@@ -44,6 +45,7 @@ class AnswerRequest:
     prompts_per_shard: int = 64
     """Prompts that a killed process loses at most."""
     dtype: str = "bfloat16"
+    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,7 @@ def assign_answers(request: AnswerRequest) -> AnswerAssignment:
             name=request.model,
             digest=model_digest(model_dir),
             engine="torch",
-            quantization="none",
+            quantization=request.quantization,
             dtype=request.dtype,
             vocab_size=read_vocabulary(model_dir),
             tokenizer_size=tokenizer_size(model_dir),

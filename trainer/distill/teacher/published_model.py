@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.config.run import Quantization
 from trainer.distill.teacher.model_parts import ModelParts
 from trainer.planning.model_config import read_shape
+from trainer.replica.torch.model import keep_nf4_order
 from trainer.replica.torch.published_model import load_base
 from trainer.system.errors import InputError
 
@@ -18,7 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def load_published(
-    model_dir: Path, dtype: torch.dtype, device: torch.device, resident: int | None = None
+    model_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    resident: int | None = None,
+    quantization: Quantization = "none",
 ) -> ModelParts:
     """Return a causal language model of transformers.
 
@@ -29,7 +35,10 @@ def load_published(
         InputError: it cannot be loaded, or its head's size differs from its config.
     """
     reads_rows = resident is not None and not read_shape(model_dir).tied
-    model: Any = load_base(model_dir, dtype, device, resident, reads_rows=reads_rows)
+    nf4 = dtype if quantization == "nf4" else None
+    model: Any = load_base(model_dir, dtype, device, resident, nf4=nf4, reads_rows=reads_rows)
+    if nf4 is not None:
+        keep_nf4_order(model, model_dir, device)
     model.requires_grad_(False).eval()
 
     def hidden_states(ids: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
 from trainer.distill.logits.scores import Window
 from trainer.distill.logits.shard_folder import ShardFolder
 from trainer.distill.teacher.assignment import Assignment
-from trainer.distill.teacher.engines import engine_kind
+from trainer.distill.teacher.engines import engine_kind, read_weight_type
 from trainer.distill.teacher.progress import Counters, Progress
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.files import model_digest
@@ -288,7 +288,10 @@ class TeacherRun(ShardRun[Window]):
             from trainer.distill.teacher.admission import TOKENS, admit_engine
 
             windows = assigned.first_windows(TOKENS)
-            kl = admit_engine(teacher.engine, engine, assigned.model_dir, windows)
+            quantization = read_weight_type(assigned.description.teacher).quantization
+            kl = admit_engine(
+                teacher.engine, engine, assigned.model_dir, windows, quantization=quantization
+            )
         check_same_model(assigned.model_dir, assigned.description.teacher)
         assigned.write_description(kl)
         self._teacher = teacher

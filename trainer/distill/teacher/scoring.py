@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.config.teacher_engines import explain_quantization
 from trainer.distill.logits.description import Description
 from trainer.distill.logits.scores import Scheme, Window
-from trainer.distill.teacher.engines import Engine, engine_kind
+from trainer.distill.teacher.engines import Engine, engine_kind, read_weight_type
 from trainer.distill.teacher.logits_compression import Scorer, draw_uniforms
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
@@ -155,14 +156,15 @@ def open_teacher(
         engine: None: the folder's.
 
     Raises:
-        InputError: the model cannot be loaded, or the engine is not here.
+        InputError: the model cannot be loaded, or the engine is not here, or has other weights.
     """
     if compute.threads is not None:
         torch.set_num_threads(compute.threads)
-    there = description.teacher
-    length = description.max_seq_len
-    forward = ForwardSize(batch_tokens or 0, length)
-    opened = engine_kind(engine or there.engine).open(model_dir, there.dtype, compute, forward)
+    engine, weights = engine or description.teacher.engine, read_weight_type(description.teacher)
+    if reason := explain_quantization(engine, weights.quantization):
+        raise InputError(reason)
+    forward = ForwardSize(batch_tokens or 0, description.max_seq_len)
+    opened = engine_kind(engine).open(model_dir, weights, compute, forward)
     return Teacher(
         opened,
         description.scheme,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.config.run import load_config
+from trainer.config.run import Quantization, load_config
 from trainer.distill.answers.author import Generate
 from trainer.distill.teacher.torch_engine import (
     TorchEngine,
@@ -39,6 +39,7 @@ def open_generate(
     batch: int,
     length: int,
     offload: KVOffload | None = None,
+    quantization: Quantization = "none",
 ) -> Generate:
     """Load a model on CUDA if that works, else on the CPU, and return what continues prompts.
 
@@ -61,8 +62,8 @@ def open_generate(
             raise InputError("--kv-offload is for a teacher that torch computes; leave it out")
         from trainer.distill.teacher.wgpu_engine import open_wgpu_generator
 
-        return open_wgpu_generator(model_dir, dtype, compute, batch, length).generate
-    device, kind = choose_device(compute, dtype), getattr(torch, dtype)
+        return open_wgpu_generator(model_dir, dtype, compute, batch, length, quantization).generate
+    device, kind = choose_device(compute, dtype, quantization), getattr(torch, dtype)
     spare, elsewhere = None, 0
     if offload is not None:
         from trainer.distill.teacher.kv_offload import count_fitting, open_device
@@ -72,11 +73,18 @@ def open_generate(
             rows = min(offload.answers, batch)
             room = count_fitting(offload, spare, *_decoder_layers(model_dir), rows)
             elsewhere = min(offload.layers or room, room)
-    setup, plan = frozen_setup(kind.itemsize), AnswerPlan(None, batch, batch)
-    if not check_unplanned(model_dir, kind, device, compute.resident):
+    setup, plan = frozen_setup(kind.itemsize, quantization), AnswerPlan(None, batch, batch)
+    if not check_unplanned(model_dir, kind, device, compute.resident, quantization=quantization):
         asked = compute.resident
         plan = plan_answers(model_dir, setup, asked, length, device, batch, elsewhere)
-    engine = TorchEngine(model_dir, kind, str(device), resident=plan.resident, length=length)
+    engine = TorchEngine(
+        model_dir,
+        kind,
+        str(device),
+        resident=plan.resident,
+        length=length,
+        quantization=quantization,
+    )
     settings = {
         "task": "causal-lm",
         "method": "full",
@@ -91,7 +99,8 @@ def open_generate(
     from trainer.distill.teacher.kv_offload import open_store, with_fallback
 
     shape, layers = _storable_layers(engine.model, model_dir)
-    rows, like = min(offload.answers, generator.batch), next(engine.model.parameters())
+    rows = min(offload.answers, generator.batch)
+    like = torch.empty(0, dtype=kind, device=device)  # a weight in NF4 has another type
     generator.store = open_store(offload, spare, shape, layers, rows, like)
     return with_fallback(generator, plan.batch_alone)
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.config.run import Resident
+from trainer.config.run import Quantization, Resident
 from trainer.config.teacher_engines import check_teacher_backend
 from trainer.distill.teacher.model_parts import ModelParts
 from trainer.model.architecture import parse_architecture
@@ -62,6 +62,7 @@ class TorchEngine:
         resident: layers that stay in memory; the others are read at each forward. None: all.
         length: the most tokens of a window; None: all positions of the model.
         published: by transformers' own code in any case.
+        quantization: of linears and experts; `dtype` is that of the rest and of all products.
 
     Raises:
         InputError: the model cannot be loaded, or its head's size differs from its config.
@@ -76,10 +77,11 @@ class TorchEngine:
         resident: int | None = None,
         length: int | None = None,
         published: bool = False,
+        quantization: Quantization = "none",
     ) -> None:
         self.device, self.place = torch.device(device), device
         published = published or is_published(model_dir, length)
-        parts = _load_parts(model_dir, dtype, self.device, published, resident)
+        parts = _load_parts(model_dir, dtype, self.device, published, resident, quantization)
         self.model = parts.model
         self._backbone, self._head = parts.backbone, parts.head
         self.vocab_size = parts.vocab_size
@@ -117,8 +119,14 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 """Name of an expert that is stored alone: transformers copies such ones into one tensor a layer."""
 
 
-def weight_bytes(model_dir: Path, dtype: torch.dtype) -> tuple[int, int]:
+def weight_bytes(
+    model_dir: Path, dtype: torch.dtype, quantization: Quantization = "none"
+) -> tuple[int, int]:
     """Return the bytes of a model's weights on the CPU: loaded, and mapped as they are stored."""
+    if quantization != "none":
+        setup, nothing = frozen_setup(dtype.itemsize, quantization), ForwardSize(0, 0)
+        shape = read_shape(model_dir)
+        return plan_forward(shape, setup, nothing, None, accelerator=False).total, 0
     stored = {torch.bfloat16: "BF16", torch.float32: "F32"}[dtype]
     sizes = {True: 0, False: 0}
     for name, header in read_headers(model_dir).items():
@@ -139,12 +147,17 @@ def warn_if_from_disk(model: Path, mapped: int, free: int) -> None:
         )
 
 
-def needed_bytes(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None) -> int:
+def needed_bytes(
+    model_dir: Path,
+    dtype: torch.dtype,
+    forward: ForwardSize | None,
+    quantization: Quantization = "none",
+) -> int:
     """Return the least main memory that a teacher runs in on the CPU, as `launch plan` counts it.
 
     Weights that are not mapped, a forward's tensors, and of mapped weights those in use at a time.
     """
-    loaded, mapped = weight_bytes(model_dir, dtype)
+    loaded, mapped = weight_bytes(model_dir, dtype, quantization)
     if forward is None:
         return loaded
     try:
@@ -158,18 +171,25 @@ def needed_bytes(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | Non
     return loaded + min(mapped, at_a_time * dtype.itemsize) + working
 
 
-def check_room(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None = None) -> None:
+def check_room(
+    model_dir: Path,
+    dtype: torch.dtype,
+    forward: ForwardSize | None = None,
+    quantization: Quantization = "none",
+) -> None:
     """Check that the weights fit the main memory as far as they are not mapped, with a forward.
 
     Raises:
         DoesNotFitError: they do not; says what would.
     """
-    need, (_, mapped) = needed_bytes(model_dir, dtype, forward), weight_bytes(model_dir, dtype)
+    need = needed_bytes(model_dir, dtype, forward, quantization)
+    _, mapped = weight_bytes(model_dir, dtype, quantization)
     free = free_memory(psutil.virtual_memory().available)
     if need <= free:
         warn_if_from_disk(model_dir, mapped, free - need)
         return
-    raise _refuse_memory(model_dir, dtype, forward, partial(needed_bytes, model_dir), free)
+    needed = partial(needed_bytes, model_dir, quantization=quantization)
+    raise _refuse_memory(model_dir, dtype, forward, needed, free, quantization=quantization)
 
 
 def _refuse_memory(
@@ -180,13 +200,17 @@ def _refuse_memory(
     free: int,
     where: str = "main memory",
     advice: str = "",
+    quantization: Quantization = "none",
+    packed: int | None = None,
 ) -> DoesNotFitError:
     """Return the error of a teacher that does not fit, with what would.
 
     Args:
+        packed: bytes of one in NF4; None: there is none.
         advice: what is tried first; empty: by what is needed.
     """
     need, name = needed(dtype, forward), str(dtype).removeprefix("torch.")
+    name = name if quantization == "none" else f"{quantization} and {name}"
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     less = needed(other, forward)
     smaller = forward and next(
@@ -203,6 +227,8 @@ def _refuse_memory(
         advice = f"--batch-tokens {smaller} fits"
     elif less <= free:
         advice = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
+    elif packed is not None and packed <= free:
+        advice = f"--quantization nf4 needs {packed / 1e9:.1f} GB"
     elif any(map(_EXPERT.search, read_headers(model_dir))):
         advice = "use a host with more memory, or a smaller teacher"
     else:
@@ -214,7 +240,12 @@ def _refuse_memory(
 
 
 def _choose_layers(
-    model_dir: Path, dtype: torch.dtype, device: torch.device, asked: Resident, size: ForwardSize
+    model_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    asked: Resident,
+    size: ForwardSize,
+    quantization: Quantization,
 ) -> int | None:
     """Return how many layers stay; None for all.
 
@@ -227,7 +258,8 @@ def _choose_layers(
         resident: int | None, dtype: torch.dtype = dtype, size: ForwardSize | None = size
     ) -> ForwardPlan:
         assert size is not None
-        return plan_forward(shape, frozen_setup(dtype.itemsize), size, resident, accelerator=cuda)
+        setup = frozen_setup(dtype.itemsize, quantization)
+        return plan_forward(shape, setup, size, resident, accelerator=cuda)
 
     found = choose_residents(
         model_dir,
@@ -243,6 +275,7 @@ def _choose_layers(
         found = min(found, plan(None), key=lambda some: (some.total > free, some.resident is None))
     if found.total > free:
         where = f"the memory of {device}" if cuda else "main memory"
+        packed = frozen_setup(dtype.itemsize, "nf4")
         raise _refuse_memory(
             model_dir,
             dtype,
@@ -251,6 +284,8 @@ def _choose_layers(
             free,
             where,
             "" if found.resident in (0, HEAD_STREAMED) else "--resident auto",
+            quantization,
+            plan_forward(shape, packed, size, found.resident, accelerator=cuda).total,
         )
     spare_memory(device, found.total, free)
     return found.resident
@@ -262,12 +297,13 @@ def _load_parts(
     device: torch.device,
     published: bool,
     resident: int | None,
+    quantization: Quantization,
 ) -> ModelParts:
     if published:
         from trainer.distill.teacher.published_model import load_published
 
-        return load_published(model_dir, dtype, device, resident)
-    model = load_frozen(model_dir, dtype, device, resident)
+        return load_published(model_dir, dtype, device, resident, quantization)
+    model = load_frozen(model_dir, dtype, device, resident, quantization)
 
     def run_backbone(ids: Tensor) -> Tensor:
         return model.model(ids).last_hidden_state
@@ -295,17 +331,20 @@ def check_unplanned(
     device: torch.device,
     asked: Resident,
     forward: ForwardSize | None = None,
+    quantization: Quantization = "none",
 ) -> bool:
     """Return whether a model's sizes are unknown, so that all of its layers stay.
 
     Raises:
-        InputError: a number of layers is asked of such a model, or it does not fit.
+        InputError: a number of layers or NF4 is asked of such a model, or it does not fit.
     """
     try:
         read_shape(model_dir)
     except InputError as error:  # transformers may compute what is not planned
         if isinstance(asked, int):
             raise InputError(f"--resident {asked}: {error}; use all or auto") from None
+        if quantization != "none":
+            raise InputError(f"--quantization {quantization}: {error}; use none") from None
     else:
         return False
     if device.type == "cpu":  # whose kernel kills what exceeds a limit
@@ -313,7 +352,13 @@ def check_unplanned(
     return True
 
 
-def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> TorchEngine:
+def open_torch(
+    model_dir: Path,
+    dtype: str,
+    compute: Compute,
+    forward: ForwardSize,
+    quantization: Quantization = "none",
+) -> TorchEngine:
     """Load a teacher on CUDA if that works, else on the CPU.
 
     Layers that do not fit beside a forward are read at each one.
@@ -323,16 +368,25 @@ def open_torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSi
         DoesNotFitError: it needs more memory than is free.
     """
     check_teacher_backend("torch", compute.backend, compute.gpu)
-    device = choose_device(compute, dtype)
+    device = choose_device(compute, dtype, quantization)
     kind, place = getattr(torch, dtype), "cuda" if device.type == "cuda" else "cpu"
     size = forward._replace(tokens=max(forward.tokens or BATCH[place], forward.length))
-    if check_unplanned(model_dir, kind, device, compute.resident, size):
+    if check_unplanned(model_dir, kind, device, compute.resident, size, quantization):
         return TorchEngine(model_dir, kind, str(device))
-    resident = _choose_layers(model_dir, kind, device, compute.resident, size)
-    return TorchEngine(model_dir, kind, str(device), resident=resident, length=size.length)
+    resident = _choose_layers(model_dir, kind, device, compute.resident, size, quantization)
+    return TorchEngine(
+        model_dir,
+        kind,
+        str(device),
+        resident=resident,
+        length=size.length,
+        quantization=quantization,
+    )
 
 
-def choose_device(compute: Compute, dtype: str) -> torch.device:
+def choose_device(
+    compute: Compute, dtype: str, quantization: Quantization = "none"
+) -> torch.device:
     """Return where a teacher computes, CUDA if that works.
 
     Raises:
@@ -346,8 +400,9 @@ def choose_device(compute: Compute, dtype: str) -> torch.device:
     log.info("the teacher is on %s%s", device, format_reason(reason))
     if device == "cpu" and dtype == "bfloat16" and emulates_bf16(torch.cpu.get_capabilities()):
         log.warning(
-            "this CPU computes bf16 by emulation; --dtype float32, with twice the memory and a"
-            " folder of its own, is two to three times as fast"
+            "this CPU computes bf16 by emulation; --dtype float32, with %sa folder of its own, is"
+            " two to three times as fast",
+            "twice the memory and " if quantization == "none" else "",
         )
     return torch.device(device)
 

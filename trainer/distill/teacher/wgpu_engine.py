@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.config.run import RunConfig, load_config
+from trainer.config.run import Quantization, RunConfig, load_config
 from trainer.config.teacher_engines import check_teacher_backend
 from trainer.data.tokens import Encoded
 from trainer.model.layout import GradientLayout, lay_out_tensors
@@ -116,14 +116,20 @@ class WgpuEngine:
         return self._made[1]
 
 
-def open_wgpu(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> WgpuEngine:
+def open_wgpu(
+    model_dir: Path,
+    dtype: str,
+    compute: Compute,
+    forward: ForwardSize,
+    quantization: Quantization = "none",
+) -> WgpuEngine:
     """Load a teacher on a Vulkan device.
 
     Raises:
         InputError: there is none, or the model cannot be loaded, or does not fit.
     """
     check_teacher_backend("wgpu", compute.backend, compute.gpu)
-    config, layout = _freeze_all(model_dir, dtype, forward.length)
+    config, layout = _freeze_all(model_dir, dtype, quantization, forward.length)
     with _open_device(model_dir, config, compute) as device:
         resident = _choose_layers(model_dir, config, layout, device, compute, forward)
         loaded = load_model(model_dir, config, layout, device, evaluates=True, resident=resident)
@@ -131,7 +137,12 @@ def open_wgpu(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSiz
 
 
 def open_wgpu_generator(
-    model_dir: Path, dtype: str, compute: Compute, batch: int, length: int
+    model_dir: Path,
+    dtype: str,
+    compute: Compute,
+    batch: int,
+    length: int,
+    quantization: Quantization = "none",
 ) -> WgpuGenerator:
     """Load a teacher that writes answers on a Vulkan device.
 
@@ -142,7 +153,7 @@ def open_wgpu_generator(
     Raises:
         InputError: there is none, or the model cannot be loaded, or does not fit.
     """
-    config, layout = _freeze_all(model_dir, dtype, length)
+    config, layout = _freeze_all(model_dir, dtype, quantization, length)
     config = compute.apply_resident(config)
     with _open_device(model_dir, config, compute) as device:
         return load_generator(
@@ -166,13 +177,16 @@ def _open_device(model_dir: Path, config: RunConfig, compute: Compute) -> Iterat
         raise InputError(f"{model_dir}: on a Vulkan device: {error}; take another one") from None
 
 
-def _freeze_all(model_dir: Path, dtype: str, length: int) -> tuple[RunConfig, GradientLayout]:
-    """Return config and layout of a model of which nothing trains, with weights of a dtype."""
+def _freeze_all(
+    model_dir: Path, dtype: str, quantization: Quantization, length: int
+) -> tuple[RunConfig, GradientLayout]:
+    """Return config and layout of a model of which nothing trains, with weights of a type."""
     settings = {
         "task": "causal-lm",
         "method": "lora",
         "model.path": str(model_dir),
         "model.dtype": dtype,
+        "model.quantization": quantization,
         "data.train": "none",
         "data.max_seq_len": length,
     }

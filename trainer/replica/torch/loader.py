@@ -10,17 +10,22 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from trainer.config.run import RunConfig
-from trainer.model.architecture import Architecture, read_architecture
+from trainer.config.lora import LINEARS
+from trainer.config.run import Quantization, RunConfig
+from trainer.model.architecture import Architecture, linear_path, read_architecture
 from trainer.model.families import explain_transformers_only
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning.resident_layers import HEAD_STREAMED, streamed_layers
-from trainer.planning.vulkan import frozen_tensors
 from trainer.replica.torch.decoder import TABLE, Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
-from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
+from trainer.replica.torch.model import (
+    keep_nf4_order,
+    prepare_for_training,
+    report_load_errors,
+    train_whole,
+)
 from trainer.replica.torch.precision import compute_dtype
 from trainer.replica.torch.residence import reads_rows
 from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding, StreamedHead
@@ -77,7 +82,7 @@ def load_model(
             nf4,
             mapped=cut is None,
             streamed=streamed,
-            codes=_quantise_once(model_dir, architecture, config) if nf4 and streamed else None,
+            codes=_quantise_once(model_dir, architecture, dtype) if nf4 and streamed else None,
             reads_rows=reads_rows(config, tied=architecture.tied and resident != HEAD_STREAMED),
         )
         where = str(model_dir / "config.json")
@@ -101,13 +106,17 @@ def load_model(
 
 
 def _quantise_once(
-    model_dir: Path, architecture: Architecture, config: RunConfig
+    model_dir: Path, architecture: Architecture, dtype: torch.dtype
 ) -> AbstractContextManager[dict[str, TensorHeader]]:
     """Return the one file of a model's NF4 codes, which the wgpu engine reads, too."""
     headers = read_headers(model_dir)
-    names = [name for name, _, kind in frozen_tensors(architecture, config) if kind == "nf4"]
+    names = [
+        f"model.layers.{layer}.{linear_path(linear)}.weight"
+        for layer in range(architecture.num_layers)
+        for linear in LINEARS
+    ]
     stored = {name: headers[stored_name(headers, name) or name] for name in names}
-    return open_quantized(model_dir, stored, through_bf16=config.model.dtype == "bfloat16")
+    return open_quantized(model_dir, stored, through_bf16=dtype == torch.bfloat16)
 
 
 def base_dtype(config: RunConfig) -> torch.dtype:
@@ -116,11 +125,16 @@ def base_dtype(config: RunConfig) -> torch.dtype:
 
 
 def load_frozen(
-    model_dir: Path, dtype: torch.dtype, device: torch.device, resident: int | None = None
+    model_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    resident: int | None = None,
+    quantization: Quantization = "none",
 ) -> Decoder:
     """Return a language model for inference, unless it is `explain_transformers_only`.
 
     Args:
+        dtype: of the weights that are not quantised, and of all products.
         resident: as of `load_model`.
 
     Raises:
@@ -128,16 +142,21 @@ def load_frozen(
     """
     tree, architecture = read_config(model_dir), read_architecture(model_dir)
     check_stored(model_dir, architecture, read_headers(model_dir))
-    with report_load_errors(model_dir, device):
+    nf4 = dtype if quantization == "nf4" else None
+    with report_load_errors(model_dir, device, nf4=nf4 is not None):
         stored = StoredWeights(
             model_dir,
             dtype,
             device,
+            nf4,
+            codes=_quantise_once(model_dir, architecture, dtype) if nf4 else None,
             streamed=streamed_layers(architecture.num_layers, resident),
             reads_rows=not architecture.tied or resident == HEAD_STREAMED,
         )
         where, head = str(model_dir / "config.json"), stored.open_head(architecture, resident)
         model = Decoder(architecture, tree, where, stored, None, head=head)
+    if nf4 is not None:
+        keep_nf4_order(model, model_dir, device)
     return model.requires_grad_(False).eval()
 
 

@@ -62,8 +62,8 @@ def prepare_for_training(
     Raises:
         InputError: bitsandbytes computes wrong products of these weights.
     """
-    if config.model.quantization == "nf4" and device.type == "cpu":
-        _check_nf4_widths(model, model_dir)
+    if config.model.quantization == "nf4":
+        keep_nf4_order(model, model_dir, device)
     full = config.method == "full"
     model.requires_grad_(full)
     if not full:
@@ -72,11 +72,6 @@ def prepare_for_training(
         add_adapters(model, linears, lora, device, parameters)
         if config.task == "classify" and hasattr(model, "score"):  # of a pipeline the last stage's
             model.get_submodule("score").requires_grad_(True)
-    for module in model.modules():
-        # On CPUs with AVX512-BF16 an eval-mode forward of bitsandbytes repacks NF4 weights in
-        # place, and every later gradient is wrong while the loss looks right.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # a plain flag
     model.train()
 
 
@@ -214,6 +209,22 @@ def write_weights(
     return weights
 
 
+def keep_nf4_order(model: nn.Module, model_dir: Path, device: torch.device) -> None:
+    """Let bitsandbytes' linears keep their codes in the order of a file.
+
+    On CPUs with AVX512-BF16 its eval-mode forward repacks them in place: every later gradient is
+    wrong while the loss looks right, and layers that are read have other bits.
+
+    Raises:
+        InputError: bitsandbytes computes wrong products of these weights.
+    """
+    if device.type == "cpu":
+        _check_nf4_widths(model, model_dir)
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # a plain flag
+
+
 def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
     """Refuse rows that do not end with a block, which bitsandbytes 0.50 misreads on CPUs.
 
@@ -226,5 +237,5 @@ def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
         if is_nf4 and width % NF4_BLOCK:
             raise InputError(
                 f"{model_dir}: {name} is {width} wide; nf4 on the CPU needs a multiple"
-                f" of {NF4_BLOCK}: set model.quantization none, or use a GPU"
+                f" of {NF4_BLOCK}: set quantization none, or use a GPU"
             )

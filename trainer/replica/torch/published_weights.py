@@ -192,7 +192,7 @@ class PublishedWeights:
             if self._nf4 is not None and parameter.dim() == 3 and parameter.shape[-1] % NF4_BLOCK:
                 raise InputError(
                     f"{self._model_dir}: {name} is {parameter.shape[-1]} wide; nf4 of experts needs"
-                    f" a multiple of {NF4_BLOCK}: set model.quantization none"
+                    f" a multiple of {NF4_BLOCK}: set quantization none"
                 )
         self.names |= {name: each.numel() for name, each in parameters.items()}
         return True

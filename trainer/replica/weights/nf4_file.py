@@ -51,6 +51,8 @@ def open_quantized(
     """
     # Of one model one file, whatever the order: its digest is that of the header.
     tensors = dict(sorted(tensors.items()))
+    # Weights that are stored in bf16 have one file for both.
+    through_bf16 |= {header.dtype for header in tensors.values()} == {"BF16"}
     dtype = "bfloat16" if through_bf16 else "float32"
     metadata = {"source": model_digest(model_dir), "dtype": dtype}
     header = _encode_header(metadata, tensors)

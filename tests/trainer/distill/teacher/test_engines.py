@@ -33,7 +33,7 @@ from trainer.distill.teacher import admission, torch_engine
 from trainer.distill.teacher.admission import LIMIT, TOKENS, admit_engine
 from trainer.distill.teacher.assignment import ScoringRequest, assign_request
 from trainer.distill.teacher.audit import AuditResult, audit_limit, audit_windows, open_auditor
-from trainer.distill.teacher.engines import ENGINES, EngineKind
+from trainer.distill.teacher.engines import ENGINES, EngineKind, WeightType
 from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher, open_teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
@@ -53,9 +53,14 @@ class Double:
     """An engine that computes what transformers does, but for its fault after some forwards."""
 
     def __init__(
-        self, model_dir: Path, dtype: str, compute: Compute, *_forward: object, healthy: int = 0
+        self,
+        model_dir: Path,
+        weights: WeightType,
+        compute: Compute,
+        *_forward: object,
+        healthy: int = 0,
     ) -> None:
-        self._torch = TorchEngine(model_dir, getattr(torch, dtype))
+        self._torch = TorchEngine(model_dir, getattr(torch, weights.dtype))
         self.vocab_size, self.device = self._torch.vocab_size, self._torch.device
         self.place = self._torch.place
         self._calls, self._healthy = 0, healthy
@@ -188,10 +193,12 @@ def test_the_reference_is_read_from_its_file_or_has_to_fit(
         monkeypatch.setattr(module, "free_memory", lambda _: 1000)
     windows = [np.arange(9, dtype=np.int32)] * 2
     assert admit_engine(
-        Double(files[0], "float32", Compute("cpu")), "double", files[0], windows
+        Double(files[0], WeightType("float32"), Compute("cpu")), "double", files[0], windows
     ) == pytest.approx(0, abs=1e-6)
     with pytest.raises(InputError, match=r"halves: needs \S+ GB of main memory in bfloat16"):
-        admit_engine(Double(files[0], "float32", Compute("cpu")), "double", halves, windows)
+        admit_engine(
+            Double(files[0], WeightType("float32"), Compute("cpu")), "double", halves, windows
+        )
 
 
 def test_torch_needs_no_admission_and_has_no_distance(

@@ -330,8 +330,12 @@ def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
     with pytest.raises(InputError, match=r"in bfloat16, .* are free; --batch-tokens 2048 fits$"):
         open_torch(folder, "bfloat16", Compute("cpu"), FORWARD)
     other = "a host with more memory" if shape.experts > 1 else "a GGUF file of it"
-    with pytest.raises(InputError, match=f"use {other}"):
-        open_torch(folder, "bfloat16", Compute("cpu"), ForwardSize(BATCH["cpu"], BATCH["cpu"]))
+    long = ForwardSize(BATCH["cpu"], BATCH["cpu"])
+    with pytest.raises(InputError, match="--quantization nf4 needs"):
+        open_torch(folder, "bfloat16", Compute("cpu"), long)
+    free = 1000
+    with pytest.raises(InputError, match=f"in nf4 and bfloat16.*use {other}"):
+        open_torch(folder, "bfloat16", Compute("cpu"), long, "nf4")
     free = planned["float32"] - 1
     with pytest.raises(InputError, match="in float32"):
         open_torch(folder, "float32", Compute("cpu"), FORWARD)

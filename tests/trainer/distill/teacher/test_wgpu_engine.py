@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from tests.covering import covering
-from tests.trainer.small_teacher import write_corpus, write_teacher
+from tests.trainer.small_teacher import WIDE_SIZES, write_corpus, write_teacher
 from trainer.commands.distill.audit import audit
 from trainer.commands.distill.generate import generate
 from trainer.commands.distill.teacher import teacher
@@ -36,16 +36,17 @@ from trainer.replica.wgpu.gpu.device import Device
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.config.run import Resident
+    from trainer.config.run import Quantization, Resident
     from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
 FORWARD = ForwardSize(144, 48)
 LENGTHS = [(9, 1, 33, 2), (48,), (40, 40), (20, 17)]
 STREAMED = [
-    (family, stored, dtype, resident)
+    (family, stored, dtype, quantization, resident)
     for family in ("qwen3", "llama")
     for stored in ("float32", "bfloat16")
     for dtype in ("float32", "bfloat16")
+    for quantization in ("none", "nf4")
     for resident in (0, 1, 3)
 ]
 
@@ -76,8 +77,13 @@ def logits_of(engine: Engine) -> list[np.ndarray]:
     ]
 
 
-def load(folder: Path, dtype: str = "float32", resident: Resident = "auto") -> WgpuEngine:
-    return open_wgpu(folder, dtype, Compute("wgpu", resident=resident), FORWARD)
+def load(
+    folder: Path,
+    dtype: str = "float32",
+    resident: Resident = "auto",
+    quantization: Quantization = "none",
+) -> WgpuEngine:
+    return open_wgpu(folder, dtype, Compute("wgpu", resident=resident), FORWARD, quantization)
 
 
 def count_streamed(engine: WgpuEngine) -> int:
@@ -86,18 +92,25 @@ def count_streamed(engine: WgpuEngine) -> int:
 
 
 @pytest.mark.usefixtures("opened")
-@pytest.mark.parametrize(("family", "stored", "dtype", "resident"), covering(STREAMED))
+@pytest.mark.parametrize(
+    ("family", "stored", "dtype", "quantization", "resident"), covering(STREAMED)
+)
 def test_logits_are_those_of_torch_and_of_the_resident_teacher(
-    tiny_model: Any, family: str, stored: str, dtype: str, resident: int
+    tiny_model: Any,
+    family: str,
+    stored: str,
+    dtype: str,
+    quantization: Quantization,
+    resident: int,
 ) -> None:
     folder = tiny_model(family, dtype=stored, num_hidden_layers=4, tie_word_embeddings=False)
-    whole = load(folder, dtype, "all")
-    some = load(folder, dtype, resident)
+    whole = load(folder, dtype, "all", quantization)
+    some = load(folder, dtype, resident, quantization)
     assert (count_streamed(whole), count_streamed(some)) == (0, 4 - resident)
     found = logits_of(whole)
     assert [each.tobytes() for each in logits_of(some)] == [each.tobytes() for each in found]
     assert [len(each) for each in found] == [sum(each) - len(each) for each in LENGTHS]
-    judge = open_torch(folder, "float32", Compute("cpu", threads=1), FORWARD)
+    judge = open_torch(folder, "float32", Compute("cpu", threads=1), FORWARD, quantization)
     near = 1e-4 if dtype == "float32" or stored == dtype else 0.05
     for mine, theirs in zip(found, logits_of(judge), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=near * np.abs(theirs).max())
@@ -164,12 +177,15 @@ def test_a_file_that_is_cut_ends_a_teacher_with_one_line(tiny_model: Any, tmp_pa
 
 
 @pytest.mark.usefixtures("opened")
-def test_answers_are_those_of_torch_and_of_the_resident_teacher(tiny_model: Any) -> None:
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_answers_are_those_of_torch_and_of_the_resident_teacher(
+    tiny_model: Any, quantization: Quantization
+) -> None:
     folder = tiny_model("qwen3", num_hidden_layers=4)
     prompts = [[5, 6, 7], [8], list(range(20))]
     options: dict[str, Any] = {"max_new_tokens": 5, "sampling": Sampling(temperature=1, seed=2)}
     found = [
-        open_generate(folder, "float32", compute, 2, 25)(prompts, **options)
+        open_generate(folder, "float32", compute, 2, 25, None, quantization)(prompts, **options)
         for compute in (
             Compute("wgpu", resident="all"),
             Compute("wgpu", resident=1),
@@ -180,10 +196,11 @@ def test_answers_are_those_of_torch_and_of_the_resident_teacher(tiny_model: Any)
 
 
 @pytest.mark.usefixtures("vulkan")
-def test_the_commands_of_a_distillation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_the_commands_of_a_distillation(tmp_path: Path, quantization: str) -> None:
     """Scores come with the distance from transformers'; another engine finds them its own."""
     corpus = write_corpus(tmp_path / "texts.jsonl", 12)
-    model = write_teacher(tmp_path / "model", corpus)
+    model = write_teacher(tmp_path / "model", corpus, sizes=WIDE_SIZES)
     logits, where = tmp_path / "logits", ["--gpu-backend", "wgpu", "--resident", "1"]
 
     def call(command: Any, *words: Any) -> str:
@@ -192,9 +209,10 @@ def test_the_commands_of_a_distillation(tmp_path: Path) -> None:
         return done.output
 
     scoring = [model, "--data", corpus, "--out", logits, "--dtype", "float32", "--max-seq-len", 64]
+    scoring += ["--quantization", quantization]
     call(teacher, *scoring, "--batch-tokens", 128, "--engine", "wgpu", *where)
     described = LogitsFolder(logits).description.teacher
-    assert described.engine == "wgpu"
+    assert (described.engine, described.quantization) == ("wgpu", quantization)
     assert described.kl is not None
     assert described.kl < 1e-6
     (state,) = (json.loads(path.read_bytes()) for path in (logits / "teachers").glob("*.json"))
