@@ -89,6 +89,8 @@ def choose_group(
     most: int,
     fits: Callable[[int, Planned], bool],
     resident_of: Callable[[Planned], int | None],
+    *,
+    others: int = 0,
 ) -> Planned:
     """Return the plan with which the micro-batches of a step read least.
 
@@ -97,12 +99,14 @@ def choose_group(
     Args:
         plan: as for `choose_resident`, of a number of micro-batches in a group.
         most: micro-batches of a group.
+        others: passes besides, such as those of new tokens after the chunks of prompts.
     """
     tried: list[tuple[int, Planned]] = []
     for micros in (most >> halvings for halvings in range(most.bit_length())):
         found = choose_resident(partial(plan, micros), layers, partial(fits, micros))
         resident = resident_of(found)
-        reads = -(-most // micros) * (layers - (layers if resident is None else resident))
+        passes = -(-most // micros) + others
+        reads = passes * (layers - (layers if resident is None else resident))
         if micros == 1 or fits(micros, found):
             tried.append((reads, found))
     return min(tried, key=lambda one: one[0])[1]

@@ -225,7 +225,7 @@ def _choose_layers(
         model_dir,
         compute.resident,
         device,
-        lambda some: plan(tokens, some),
+        lambda _, some: plan(tokens, some),
         lambda some: plan(length, some),
     )
 

@@ -65,7 +65,7 @@ class Engine:
         self._results = device.create_array((_PREDICTIONS,), "u32")
         self._pool = MemoryPool(device)
         self._recordings = self._none_yet()
-        self._waiting = WaitingMemory(device) if uploads else None
+        self._waiting = WaitingMemory(MemoryPool(device)) if uploads else None
 
     def free_memory(self) -> None:
         """Free all memory but the weights', after it ran out."""

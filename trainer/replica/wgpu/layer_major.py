@@ -1,9 +1,10 @@
 """Groups of micro-batches, of which each part of a recording runs all in its turn.
 
 A layer that is written at each use is then written once a direction for a whole group, and its
-gradients are final at its turn in backward. Recordings share their memory, so what a part leaves
-for a later one waits in memory of its own. Every sum is over micro-batches in their order, as where
-one micro-batch after the other runs all parts: the bits are the same.
+gradients are final at its turn in backward. Chunks of prompts run so, too. Recordings share their
+memory, so what a part leaves for a later one waits in memory of its own. Every sum is over
+micro-batches in their order, as where one micro-batch after the other runs all parts: the bits are
+the same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 from trainer.replica.wgpu.batch import PackedBatch
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.embedding import Words
 from trainer.replica.wgpu.recordings import Recording
@@ -64,11 +64,11 @@ class WaitingMemory:
     """Memory for what waits between the parts of one group: an array for each of its values.
 
     Args:
-        device: of the memory; None plans only.
+        pool: where it is taken. `release` frees all that has been taken there, and so does growing.
     """
 
-    def __init__(self, device: Device | None) -> None:
-        self.pool = MemoryPool(device)
+    def __init__(self, pool: MemoryPool) -> None:
+        self.pool = pool
         self._arrays: dict[str, Array] = {}
         self._rows = 0
 
@@ -87,7 +87,8 @@ class WaitingMemory:
             return
         widths |= {name: 4 * array.shape[1] for name, array in self._arrays.items()}
         rows = max(rows, self._rows)
-        self.release()
+        if self._arrays:
+            self.release()
         for name, width in widths.items():
             self._arrays[name] = self.pool.take((rows, width // 4), purpose="waiting")
         self._rows = rows
@@ -100,12 +101,12 @@ class WaitingMemory:
     def encode_loads(self, encoder: Any, recording: Recording, part: str, row: int) -> None:
         """Encode copies of what a part takes from the group's rows from `row` on."""
         for waiting, array in self._find_windows(recording.parts[part].taken, row):
-            _encode_copy(encoder, waiting, array)
+            encode_copy(encoder, waiting, array)
 
     def encode_saves(self, encoder: Any, recording: Recording, part: str, row: int) -> None:
         """Encode copies of what a part leaves to the group's rows from `row` on."""
         for waiting, array in self._find_windows(recording.parts[part].left, row):
-            _encode_copy(encoder, array, waiting)
+            encode_copy(encoder, array, waiting)
 
     def _find_windows(self, values: dict[str, Array], row: int) -> Iterator[tuple[Array, Array]]:
         """Yield where each value waits, and its array in the recording."""
@@ -115,7 +116,8 @@ class WaitingMemory:
             yield Array(whole.buffer, array.shape, offset=offset), array
 
 
-def _encode_copy(encoder: Any, source: Array, target: Array) -> None:
+def encode_copy(encoder: Any, source: Array, target: Array) -> None:
+    """Encode a copy of an array to one of the same bytes."""
     encoder.copy_buffer_to_buffer(
         source.buffer, source.offset, target.buffer, target.offset, source.nbytes
     )

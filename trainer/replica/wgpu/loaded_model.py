@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from trainer.model.header_layout import NamedTensor
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout, lay_out_tensors
 from trainer.model.safetensors_headers import read_config, read_headers
-from trainer.planning.resident_layers import choose_resident
+from trainer.planning.resident_layers import choose_group
 from trainer.planning.vulkan_buffers import count_slots
 from trainer.replica.residence import choose_residents
 from trainer.replica.rope import compute_rope_tables
@@ -101,35 +102,48 @@ def choose_layers(
     model_dir: Path,
     asked: Resident,
     device: Device,
-    plan: Callable[[int | None], MemoryBudget],
+    plan: Callable[[int, int | None], MemoryBudget],
     least: Callable[[int | None], MemoryBudget],
+    *,
+    most: int = 1,
+    others: int = 0,
 ) -> int | None:
     """Return the layers of a model that is used, not trained, that stay on a device; None: all.
 
     Args:
-        plan: returns the memory that should be free for a number of such layers; None: all.
-        least: returns what suffices.
+        plan: returns the memory that should be free for chunks of a prompt that a layer takes
+            before the next one, and for a number of such layers; None: all.
+        least: returns what suffices for a number of such layers.
+        most: chunks of a prompt.
+        others: passes of single tokens after it.
 
     Raises:
         InputError: it does not fit.
     """
     there = measure_available_memory(device.adapter)
 
-    def plan_residents(some: int | None) -> Residence:
-        return Residence(some, plan(some))
+    def plan_residents(chunks: int, some: int | None) -> Residence:
+        return Residence(some, plan(chunks, some))
 
-    def fits_device(found: Residence) -> bool:
+    def fits_device(_: int, found: Residence) -> bool:
         return there is None or found.budget.total <= there * USABLE
 
     chosen = choose_residents(
         model_dir,
         asked,
         f"wgpu:{device.adapter.index}",
-        plan_residents,
-        lambda layers: choose_resident(plan_residents, layers, fits_device),
+        partial(plan_residents, 1),
+        lambda layers: choose_group(
+            plan_residents,
+            layers,
+            most,
+            fits_device,
+            lambda found: found.resident,
+            others=others,
+        ),
     )
     resident = chosen.resident
-    if there is not None and not fits_device(chosen):
+    if there is not None and not fits_device(1, chosen):
         fewer = "fewer tokens" if resident == 0 else "--resident auto or fewer tokens"
         check_fits(least(resident), there, device.adapter.name, fewer)
     return resident

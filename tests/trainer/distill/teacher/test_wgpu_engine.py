@@ -126,7 +126,7 @@ def test_memory_decides_which_layers_stay(
     check = loaded_model.choose_layers
 
     def keep(model_dir: Path, asked: Resident, device: Device, plan: Any, least: Any) -> int | None:
-        planned[:] = [plan(some).total for some in (None, 3, 0)] + [least(0).total]
+        planned[:] = [plan(1, some).total for some in (None, 3, 0)] + [least(0).total]
         return check(model_dir, asked, device, plan, least)
 
     monkeypatch.setattr(wgpu_engine, "choose_layers", keep)

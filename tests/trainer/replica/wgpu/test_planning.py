@@ -123,7 +123,7 @@ def recorded(
     recording = record(decoder, pool, config, samples, recompute=recompute, evaluates=evaluates)
     parts = pool.report_budget().parts
     if isinstance(config.model.resident, int):
-        memory = WaitingMemory(None)
+        memory = WaitingMemory(MemoryPool(None))
         memory.reserve_rows(2 * recording.rows, recording)
         parts |= memory.pool.report_budget().parts
     return parts

@@ -1,14 +1,14 @@
 """Text generation on a GPU with Vulkan, with the keys and values of all tokens cached.
 
 A call uses two recordings: one takes the prompts in chunks, one takes a token of each sample. Each
-token needs one upload of a few words and one readback of logits `[B, V]`.
+token needs one upload of a few words and one readback of logits `[B, V]`. Where layers are read at
+each use, a layer takes all chunks of the prompts before the next one is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.run import RunConfig
-from trainer.model.architecture import Architecture, read_architecture
+from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout
-from trainer.planning.vulkan_buffers import ALIGNMENT, PROMPT_CHUNKS, count_slots
+from trainer.planning.vulkan_buffers import ALIGNMENT, count_slots
 from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Logits, Sampling
-from trainer.replica.wgpu.generation.kv_cache import Cache, StepInputs, record_decoding
+from trainer.replica.wgpu.generation.recorded_step import (
+    RecordedStep,
+    StepShape,
+    choose_shape,
+    iterate_smaller,
+    record_step,
+    widest_array,
+)
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
-from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import (
     USABLE,
     MemoryBudget,
     MemoryPool,
     measure_available_memory,
 )
+from trainer.replica.wgpu.layer_major import encode_copy
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.replica.wgpu.loaded_model import choose_layers, load_model, plan_decoder
+from trainer.replica.wgpu.recordings import Recording
 from trainer.replica.wgpu.weights.layer_uploads import LayerUploads
 from trainer.system.errors import InputError
 
@@ -41,35 +49,14 @@ _WORDS = ALIGNMENT // 4
 
 
 @dataclass(frozen=True)
-class StepShape:
-    """The shape of recordings."""
+class _Chunk:
+    """Tokens of each sample that are taken together."""
 
-    batch: int
-    chunk: int
-    """Tokens of each prompt that are taken together."""
-    slots: int
-    """Cached tokens of each sample."""
-
-
-@dataclass(frozen=True)
-class _Recording:
-    """The recording for T tokens of each sample."""
-
-    graph: Graph
-    vector: Array
-    """u32: ids `[B * T]`, starts `[B]` and last rows `[B]`, each padded to an aligned size."""
-    table: Array
-    """The embedding, or `[B * T, D]` for the rows of the ids."""
-
-
-@dataclass(frozen=True)
-class _RecordedStep:
-    shape: StepShape
-    cache: Cache
-    logits: Array
-    """f32 `[B, V]`"""
-    prefill: _Recording
-    single: _Recording
+    vector: NDArray[np.uint32]
+    tokens: NDArray[np.uint32] | None
+    """Whose rows of the embedding the device needs; None: it has all."""
+    ends: Sequence[tuple[int, int]] = ()
+    """Rows of last tokens of prompts, with their samples."""
 
 
 def load_generator(
@@ -98,18 +85,25 @@ def load_generator(
     data = config.data.model_copy(update={"max_seq_len": slots})
     config = config.model_copy(update={"data": data})
     model, limit = read_architecture(model_dir), device.binding_limit
-    wanted = _choose_shape(batch, longest, slots)
-    shapes = [each for each in _iterate_smaller(wanted) if 4 * _widest_array(model, each) <= limit]
+    wanted = choose_shape(batch, longest, slots, waits=True)
+    shapes = [each for each in iterate_smaller(wanted) if 4 * widest_array(model, each) <= limit]
     if not shapes:
         raise _refuse_tokens(device, slots, _explain_binding(limit))
-    plan = partial(_plan_step, model_dir, config, layout, limit)
+
+    def plan(group: int, resident: int | None) -> MemoryBudget:
+        shape = replace(shapes[0], waiting=group * shapes[0].chunk)
+        # All layers stay if one prompt fits beside them.
+        shape = shapes[-1] if resident is None else shape
+        return _plan_step(model_dir, config, layout, limit, shape, resident)
+
     resident = choose_layers(
         model_dir,
         config.model.resident,
         device,
-        # All layers stay if one prompt fits beside them.
-        lambda some: plan(shapes[-1 if some is None else 0], some),
-        lambda some: plan(shapes[-1], some),
+        plan,
+        lambda some: _plan_step(model_dir, config, layout, limit, shapes[-1], some),
+        most=shapes[0].group,
+        others=max_new_tokens,
     )
     loaded = load_model(model_dir, config, layout, device, evaluates=True, resident=resident)
     if weights is not None:
@@ -140,7 +134,7 @@ class WgpuGenerator:
         self._uploads = uploads
         self._batch = batch
         self._pool = MemoryPool(device)
-        self._made: tuple[StepShape, _RecordedStep] | None = None  # the requested, the fitting one
+        self._made: tuple[StepShape, RecordedStep] | None = None  # the requested, the fitting one
 
     def generate(
         self,
@@ -183,30 +177,31 @@ class WgpuGenerator:
 
     def _find_recordings(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int
-    ) -> _RecordedStep:
+    ) -> RecordedStep:
         """Return recordings for these prompts, the last call's if they are the same."""
         longest = max(len(prompt) for prompt in prompts)
         slots = count_slots(longest, max_new_tokens)
         assert slots <= self._decoder.rope[0].shape[0], "the decoder has no such positions"
-        wanted = _choose_shape(min(self._batch, len(prompts)), longest, slots)
+        batch, waits = min(self._batch, len(prompts)), self._uploads is not None
+        wanted = choose_shape(batch, longest, slots, waits=waits)
         if self._made is None or self._made[0] != wanted:
             self.release()
             self._made = wanted, self._record_largest(wanted)
         return self._made[1]
 
-    def _record_largest(self, wanted: StepShape) -> _RecordedStep:
+    def _record_largest(self, wanted: StepShape) -> RecordedStep:
         """Return recordings of the largest shape that fits.
 
         Raises:
             InputError: not even one sample fits.
         """
         problem = ""
-        for shape in _iterate_smaller(wanted):
+        for shape in iterate_smaller(wanted):
             problem = self._shape_problem(shape)
             if problem:
                 continue
             try:
-                return _record_step(self._pool, self._decoder, shape, self._device.binding_limit)
+                return record_step(self._pool, self._decoder, shape, self._device.binding_limit)
             except OutOfMemoryError as error:
                 problem = str(error)
                 self._pool.release()
@@ -215,10 +210,10 @@ class WgpuGenerator:
     def _shape_problem(self, shape: StepShape) -> str:
         """Return why a shape cannot be recorded; empty if no reason is known."""
         limit = self._device.binding_limit
-        if 4 * _widest_array(self._decoder.architecture, shape) > limit:
+        if 4 * widest_array(self._decoder.architecture, shape) > limit:
             return _explain_binding(limit)
         plan = MemoryPool(None)
-        _record_step(plan, self._decoder, shape, limit)
+        record_step(plan, self._decoder, shape, limit)
         budget, there = plan.report_budget(), measure_available_memory(self._device.adapter)
         if there is not None and budget.total > USABLE * there:
             return f"that needs {budget}, {there / 2**30:.1f} GiB are free"
@@ -231,7 +226,7 @@ class _Run:
     def __init__(
         self,
         device: Device,
-        recorded: _RecordedStep,
+        recorded: RecordedStep,
         prompts: Sequence[Sequence[int]],
         uploads: LayerUploads | None,
     ) -> None:
@@ -247,53 +242,78 @@ class _Run:
 
     def prefill(self) -> Logits:
         """Take the prompts into the cache; return the logits `[B, V]` after each."""
-        recorded, chunk = self._recorded, self._recorded.shape.chunk
+        recorded, length = self._recorded, self._recorded.shape.chunk
         # A slot after a sample has no weight in its attention, but NaN times 0 would be NaN.
         self._device.clear(recorded.cache.arrays)
-        logits = np.zeros(recorded.logits.shape, np.float32)
         last = self._lengths - 1
-        for start in range(0, self._ids.shape[1], chunk):
-            ids = self._ids[:, start : start + chunk]
-            starts = np.full(len(last), start)
-            self._start_recording(recorded.prefill, ids, starts, last % chunk)
-            ending = last // chunk == start // chunk
-            if ending.any():
-                logits[ending] = self._device.read(recorded.logits)[ending]
-        return logits
+        chunks: list[_Chunk] = []
+        for start in range(0, self._ids.shape[1], length):
+            ending = np.flatnonzero(last // length == start // length).tolist()
+            ends = [(sample * length + int(last[sample]) % length, sample) for sample in ending]
+            ids, starts = self._ids[:, start : start + length], np.full(len(last), start)
+            chunks.append(replace(self._pack_chunk(ids, starts), ends=ends))
+        each = recorded.shape.group
+        groups = [chunks[first : first + each] for first in range(0, len(chunks), each)]
+        parts, head = list(recorded.prefill.parts), ["head"]
+        if self._uploads is not None:
+            self._uploads.announce([*(parts for _ in groups), head])
+        for group in groups:
+            self._submit_parts(recorded.prefill, parts, group)
+        self._submit_parts(recorded.single, head, chunks[-1:])
+        return self._device.read(recorded.logits)
 
     def next_logits(self, tokens: NDArray[np.int64], place: int) -> Logits:
         """Take new token `place` of each sample; return the logits `[B, V]` after it."""
+        recorded = self._recorded
         ids = np.zeros((len(self._lengths), 1), np.uint32)
         ids[: len(tokens), 0] = tokens
-        first = np.zeros(len(ids), np.int64)
-        self._start_recording(self._recorded.single, ids, self._lengths + place, first)
-        return self._device.read(self._recorded.logits)
+        chunk, parts = self._pack_chunk(ids, self._lengths + place), list(recorded.single.parts)
+        if self._uploads is None:
+            self._device.write(recorded.single.vector, chunk.vector)
+            recorded.single.graph.run()
+        else:
+            self._uploads.announce([parts])
+            self._submit_parts(recorded.single, parts, [chunk])
+        return self._device.read(recorded.logits)
 
-    def _start_recording(
-        self,
-        part: _Recording,
-        ids: NDArray[np.uint32],
-        starts: NDArray[np.int64],
-        last: NDArray[np.int64],
-    ) -> None:
-        """Run a recording; `last` `[B]` are columns of ids."""
+    def _pack_chunk(self, ids: NDArray[np.uint32], starts: NDArray[np.int64]) -> _Chunk:
+        """Return ids `[B, T]` with the places `[B]` of the first ones."""
+        tokens = None
         if self._uploads is not None and self._uploads.embedding is not None:
             tokens, places = np.unique(ids, return_inverse=True)
-            self._uploads.embedding.write(part.table, tokens)
             ids = places.reshape(ids.shape).astype(np.uint32)
-        rows = np.arange(len(ids)) * ids.shape[1] + last
-        padded = (_pad_words(words.ravel()) for words in (ids, starts, rows))
-        self._device.write(part.vector, np.concatenate(list(padded)).astype(np.uint32))
-        if self._uploads is not None:
-            self._uploads.announce([part.graph.segments])
-        elif ids.shape[1] == 1:
-            part.graph.run()
-            return
-        # Some systems consider a device hung that is busy for seconds with one submission.
-        for name in part.graph.segments:
-            if self._uploads is not None:
-                self._uploads.write_layer(name)
-            part.graph.run(*part.graph.find_segment(name))
+        padded = [_pad_words(words.ravel()) for words in (ids, starts)]
+        return _Chunk(np.concatenate(padded).astype(np.uint32), tokens)
+
+    def _submit_parts(
+        self, recording: Recording, parts: Sequence[str], group: Sequence[_Chunk]
+    ) -> None:
+        """Run each part for all chunks in their order before the next part.
+
+        Some systems consider a device hung that is busy for seconds with one submission.
+        """
+        recorded, uploads, waits = self._recorded, self._uploads, len(group) > 1
+        last = list(recorded.prefill.parts)[-1]
+        for part in parts:
+            if uploads is not None:
+                uploads.write_layer(part)
+            for number, chunk in enumerate(group):
+                if part == "embed" and chunk.tokens is not None:
+                    assert uploads is not None
+                    assert uploads.embedding is not None
+                    uploads.embedding.write(recording.table, chunk.tokens)
+                if part == "embed" or waits:
+                    self._device.write(recording.vector, chunk.vector)
+                encoder, row = self._device.create_encoder(), number * recording.rows
+                if waits:
+                    recorded.waiting.encode_loads(encoder, recording, part, row)
+                recording.graph.encode(encoder, *recording.graph.find_segment(part))
+                if waits:
+                    recorded.waiting.encode_saves(encoder, recording, part, row)
+                for ended, sample in chunk.ends if part == last else ():
+                    row_hidden = _find_row(recording.parts[part].left["hidden"], ended)
+                    encode_copy(encoder, row_hidden, _find_row(recorded.hidden, sample))
+                self._device.submit(encoder)
 
 
 def _plan_step(
@@ -307,7 +327,7 @@ def _plan_step(
     """Return the memory of a model with what continues prompts."""
     pool = MemoryPool(None)
     decoder = plan_decoder(model_dir, config, layout, pool, resident)
-    _record_step(pool, decoder, shape, limit)
+    record_step(pool, decoder, shape, limit)
     return pool.report_budget()
 
 
@@ -322,51 +342,11 @@ def _refuse_tokens(device: Device, slots: int, problem: str) -> InputError:
     )
 
 
-def _choose_shape(batch: int, longest: int, slots: int) -> StepShape:
-    """Return the shape for prompts of up to `longest` tokens, without regard to memory."""
-    chunk = min((chunk for chunk in PROMPT_CHUNKS if chunk >= longest), default=PROMPT_CHUNKS[0])
-    return StepShape(batch, chunk, slots)
-
-
-def _iterate_smaller(wanted: StepShape) -> Iterator[StepShape]:
-    """Yield a shape and smaller and smaller ones; fewer samples at last."""
-    batch = wanted.batch
-    while batch:
-        for chunk in PROMPT_CHUNKS:
-            if chunk <= wanted.chunk:
-                yield StepShape(batch, chunk, wanted.slots)
-        batch //= 2
-
-
-def _widest_array(model: Architecture, shape: StepShape) -> int:
-    """Return the elements of the largest array that is one kernel argument."""
-    heads = model.num_heads * max(model.head_dim, shape.slots)
-    rows = shape.chunk * max(heads, model.intermediate_size, model.hidden_size)
-    cached = model.num_kv_heads * shape.slots * model.head_dim
-    return shape.batch * max(rows, cached, model.vocab_size)
-
-
-def _record_step(pool: MemoryPool, decoder: Decoder, shape: StepShape, limit: int) -> _RecordedStep:
-    """Record prompts and single tokens on the pool's device, or plan them without one."""
-    model = decoder.architecture
-    cache = Cache.take(pool, model, shape.batch, shape.slots)
-    logits = pool.take((shape.batch, model.vocab_size), purpose="logits")
-
-    def record_part(length: int) -> _Recording:
-        graph = Graph(pool.device, limit)
-        sizes = (shape.batch * length, shape.batch, shape.batch)
-        ends = np.cumsum([-(-size // _WORDS) * _WORDS for size in sizes]).tolist()
-        vector = pool.take((ends[-1],), "u32", purpose="input")
-        ids, starts, last = (
-            Array(vector.buffer, (size,), "u32", vector.offset + 4 * begin)
-            for size, begin in zip(sizes, (0, *ends), strict=False)
-        )
-        inputs = StepInputs(ids, starts, last, decoder.take_table(pool, shape.batch * length))
-        record_decoding(graph, pool, decoder, cache, inputs, logits)
-        return _Recording(graph, vector, inputs.table)
-
-    return _RecordedStep(shape, cache, logits, record_part(shape.chunk), record_part(1))
-
-
 def _pad_words(words: NDArray[Any]) -> NDArray[Any]:
     return np.pad(words, (0, -len(words) % _WORDS))
+
+
+def _find_row(matrix: Array, row: int) -> Array:
+    """Return a row of an f32 matrix, to copy: its bytes may be unaligned."""
+    shape = (1, matrix.shape[1])
+    return Array(matrix.buffer, shape, offset=matrix.offset + 4 * row * matrix.shape[1])

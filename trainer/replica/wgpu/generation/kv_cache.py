@@ -1,4 +1,4 @@
-"""A generation step: a few tokens after those whose keys and values are cached."""
+"""The layers of a generation step: a few tokens after those whose keys and values are cached."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from trainer.replica.wgpu.kernels.embedding import embed_tokens
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.heads import merge_heads, split_heads
 from trainer.replica.wgpu.kernels.norm import rms_norm
-from trainer.replica.wgpu.kernels.pool import gather_rows
 from trainer.replica.wgpu.kernels.softmax import cached_softmax
 from trainer.replica.wgpu.layers.attention import Attention
-from trainer.replica.wgpu.layers.decoder import Decoder
+from trainer.replica.wgpu.layers.decoder import Decoder, Part, Parts
 from trainer.replica.wgpu.layers.decoder_layer import Layer, record_mlp_output
 
 
@@ -51,8 +50,6 @@ class StepInputs:
     """`[B * T]`, padded on the right."""
     starts: Array
     """`[B]`, the position of each sample's first token in this step."""
-    last: Array
-    """`[B]`, each sample's row with the requested logits."""
     table: Array
     """The embedding, or the rows of ids; not u32."""
 
@@ -63,12 +60,15 @@ def record_decoding(
     decoder: Decoder,
     cache: Cache,
     inputs: StepInputs,
-    logits: Array,
-) -> None:
-    """Record T more tokens of each sample, and logits `[B, V]` after one of them.
+    out: Array | None = None,
+) -> Parts:
+    """Record T more tokens of each sample up to their last hidden states `[B * T, D]`.
 
     Padding writes into the cache after the sample's end and is overwritten later; the cache must
-    have slots for it. Segments: `embed`, `forward.N`, `head`.
+    have slots for it. Segments, each a part: `embed`, `forward.N`.
+
+    Args:
+        out: gets the last hidden states; None: they are valid until the next run.
     """
     batch, slots = cache.keys[0].shape[0], cache.keys[0].shape[2]
     model = decoder.architecture
@@ -76,19 +76,20 @@ def record_decoding(
     attention = Attention(batch, model.num_heads, model.num_kv_heads, length, model.head_dim)
     size = (batch * length, model.hidden_size)
     x, y = pool.take(size), pool.take(size)
+    parts = {"embed": Part(["embed"], left={"hidden": x})}
     graph.begin_segment("embed")
     embed_tokens(graph, inputs.table, inputs.ids, x)
     step = _Step(graph, pool, decoder, attention, slots, inputs.starts)
     for number, layer in enumerate(decoder.layers):
-        graph.begin_segment(f"forward.{number}")
-        step.record_layer(layer, cache.keys[number], cache.values[number], x, y)
+        name, is_last = f"forward.{number}", number == model.num_layers - 1
+        target = out if out is not None and is_last else y
+        graph.begin_segment(name)
+        step.record_layer(layer, cache.keys[number], cache.values[number], x, target)
+        parts[name] = Part([name], {"hidden": x}, {"hidden": target})
         x, y = y, x
-    graph.begin_segment("head")
-    picked = pool.take((batch, model.hidden_size))
-    gather_rows(graph, x, inputs.last, picked)
-    decoder.head.logits(graph, pool, picked, logits)
-    for array in (x, y, picked):
+    for array in (x, y):
         pool.give_back(array)
+    return parts
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import covering
 from tests.trainer.replica.driving import gradient, relative
-from trainer.config.run import RunConfig
+from tests.trainer.replica.torch.test_streaming import FORMATS
+from trainer.config.run import Resident, RunConfig
 from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.planning.vulkan import USABLE
@@ -24,6 +28,7 @@ from trainer.replica.torch.published_model import load_published
 from trainer.replica.wgpu import loaded_model
 from trainer.replica.wgpu.generation import generator
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
+from trainer.replica.wgpu.generation.recorded_step import StepShape, choose_shape
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.loaded_model import load_model
 from trainer.system.errors import InputError, NonFiniteError
@@ -206,6 +211,70 @@ def test_nan_weights_are_told(both: Any, device: Device) -> None:
         models.generator.generate(prompts(2, 8), max_new_tokens=2, sampling=GREEDY)
 
 
+@pytest.mark.parametrize(
+    ("form", "waiting"), covering(product(("fp32", "bf16", "nf4"), (384, 256, 0)))
+)
+def test_each_layer_takes_the_chunks_of_prompts_before_the_next_is_read(
+    device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, form: str, waiting: int
+) -> None:
+    """The longest prompt and its new tokens fill all slots; others are shorter than a chunk."""
+    dtype, stored = FORMATS[form]
+    folder = tiny.model(dtype=dtype, num_hidden_layers=4, tie_word_embeddings=form == "fp32")
+    config = tiny.config(folder, task="causal-lm", lora__lora_rank=4, **stored)
+    layout, asked = build_layout(folder, config), prompts(17, 382, 140, 2, 256)
+    weights, read = initial_weights(layout, folder, config), list[int]()
+
+    def find_logits(resident: Resident) -> tuple[list[list[int]], dict[tuple[int, int], bytes]]:
+        used = Compute(resident=resident).apply_resident(config)
+        made = generator.load_generator(
+            folder, used, layout, weights, device, longest=382, max_new_tokens=2, batch=2
+        )
+        if made._uploads is not None:
+            hold = made._uploads.feed.hold
+
+            def hold_and_count(layer: int, following: int | None) -> int:
+                read.append(layer)
+                return hold(layer, following)
+
+            monkeypatch.setattr(made._uploads.feed, "hold", hold_and_count)
+        forced: Any = Forced(prompts(2, 2, 2, 2, 2))
+        answers = made.generate(asked, max_new_tokens=2, sampling=forced)
+        return answers, {place: logits.tobytes() for place, logits in forced.seen.items()}
+
+    def choose_waiting(batch: int, longest: int, slots: int, *, waits: bool) -> StepShape:
+        shape = choose_shape(batch, longest, slots, waits=waits)
+        return replace(shape, waiting=min(shape.waiting, waiting))
+
+    monkeypatch.setattr(generator, "choose_shape", choose_waiting)
+    whole = find_logits("all")
+    assert not read
+    assert find_logits(0) == whole
+    # 382 and 256 tokens, 140 and 17, then 2; each batch takes one more token.
+    passes = {384: 1 + 1 + 1, 256: 2 + 1 + 1, 0: 3 + 2 + 1}[waiting] + 3
+    assert read == [*range(4)] * passes
+
+
+def test_layers_or_waiting_chunks_have_memory_by_what_reads_least(
+    device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
+    folder = tiny.model(**sizes)
+    config = tiny.config(folder, task="causal-lm", method="full", data__max_seq_len=384)
+    layout, none = build_layout(folder, config), StepShape(2, 128, 384)
+    place = folder, config, layout, device.binding_limit
+    all_wait = generator._plan_step(*place, replace(none, waiting=384), 2).total
+    without = generator._plan_step(*place, none, 3).total
+    assert all_wait < without
+    for module in (generator, loaded_model):
+        monkeypatch.setattr(module, "measure_available_memory", lambda _: -(-without // USABLE))
+    for new, resident in ((1, 2), (60, 3)):
+        made = generator.load_generator(
+            folder, config, layout, None, device, longest=300, max_new_tokens=new, batch=2
+        )
+        assert made._uploads is not None
+        assert len(made._uploads._order) == 8 - resident
+
+
 def test_what_does_not_fit(device: Device, tiny: Tiny) -> None:
     folder = tiny.model()
     config = tiny.config(folder, task="causal-lm", data__max_seq_len=POSITIONS, lora__lora_rank=4)
@@ -231,7 +300,7 @@ def test_memory_decides_how_many_layers_stay(
     weights = None if method == "full" else initial_weights(layout, folder, config)
 
     def need(resident: int | None, batch: int, chunk: int) -> int:
-        shape = generator.StepShape(batch, chunk, 128)
+        shape = StepShape(batch, chunk, 128)
         place = folder, config, layout, device.binding_limit
         return generator._plan_step(*place, shape, resident).total
 
@@ -257,25 +326,33 @@ def test_memory_decides_how_many_layers_stay(
         load(need(0, 1, 16) - 4)
 
 
-def test_what_is_planned_is_what_is_taken(device: Device, tiny: Tiny) -> None:
+@pytest.mark.parametrize(
+    ("longest", "resident", "shape"),
+    [
+        (9, None, StepShape(2, 16, 128)),
+        (9, 2, StepShape(2, 16, 128)),
+        (150, None, StepShape(2, 128, 256)),
+        (150, 2, StepShape(2, 128, 256, 256)),
+    ],
+)
+def test_what_is_planned_is_what_is_taken(
+    device: Device, tiny: Tiny, longest: int, resident: int | None, shape: StepShape
+) -> None:
     """But for parameters, which are a few pages."""
     folder = tiny.model(num_hidden_layers=5)
-    config = tiny.config(folder, task="causal-lm", method="full", data__max_seq_len=128)
+    config = tiny.config(folder, task="causal-lm", method="full", data__max_seq_len=shape.slots)
     layout = build_layout(folder, config)
-    for resident in (None, 2):
-        shape = generator.StepShape(2, 16, 128)
-        planned = generator._plan_step(
-            folder, config, layout, device.binding_limit, shape, resident
-        ).total
-        asked = Compute(resident="all" if resident is None else resident).apply_resident(config)
-        made = None
-        gc.collect()
-        before = device.allocated
-        made = generator.load_generator(
-            folder, asked, layout, None, device, longest=9, max_new_tokens=2, batch=2
-        )
-        made.generate(prompts(9, 3), max_new_tokens=2, sampling=GREEDY)
-        assert planned <= device.allocated - before < planned + 300_000
+    planned = generator._plan_step(
+        folder, config, layout, device.binding_limit, shape, resident
+    ).total
+    asked = Compute(resident="all" if resident is None else resident).apply_resident(config)
+    gc.collect()
+    before = device.allocated
+    made = generator.load_generator(
+        folder, asked, layout, None, device, longest=longest, max_new_tokens=2, batch=2
+    )
+    made.generate(prompts(longest, 3), max_new_tokens=2, sampling=GREEDY)
+    assert planned <= device.allocated - before < planned + 300_000
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
