@@ -161,7 +161,9 @@ def _next_command(request: DistillationRequest, plan: DistillationPlan) -> list[
     if option is None or not plan.student_fits:
         return []
     settings: dict[str, object] = {"engine": option.format.engine}
-    if option.format.takes_dtype:
+    if option.format.quantization != "none":
+        settings["quantization"] = option.format.quantization
+    elif option.format.takes_dtype:
         settings["dtype"] = option.format.weights
     if option.place != "cpu":
         settings["backend"] = option.place

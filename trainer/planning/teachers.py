@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
+from trainer.config.run import Quantization
 from trainer.config.teacher_engines import TEACHER_ENGINES, EngineFacts
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import DISK_RATE, PCIE, HostPool, LayerSource
@@ -26,7 +27,7 @@ from trainer.planning.resident_layers import (
     stream_head,
 )
 from trainer.planning.shapes import ModelShape
-from trainer.planning.stored_layers import head_bytes, layer_bytes
+from trainer.planning.stored_layers import NF4_BYTES, head_bytes, layer_bytes
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
 from trainer.planning.time import EFFICIENCY, find_speed, forward_flops_per_token
 from trainer.system.backends import Backend
@@ -68,7 +69,7 @@ class WeightFormat:
     weights: str
     """Their type: the dtype, or the quantisation."""
     bits: float
-    """Bits of a weight, with its part of a scale."""
+    """Bits of a weight, with its part of a scale; in NF4 of linears and experts."""
     file: bool = False
     """They are a file of this format, mapped: read when they are used, and may leave the memory."""
 
@@ -88,6 +89,11 @@ class WeightFormat:
         return self.facts is not None and self.facts.takes_dtype
 
     @property
+    def quantization(self) -> Quantization:
+        """The one that the engine is asked for."""
+        return "nf4" if self.weights == "nf4" else "none"
+
+    @property
     def places(self) -> tuple[Backend, ...]:
         """Where it may be held."""
         return self.facts.backends if self.facts else ("cpu",)
@@ -101,8 +107,10 @@ class WeightFormat:
 FORMATS = (
     WeightFormat(engine="torch", weights="float32", bits=32),
     WeightFormat(engine="torch", weights="bfloat16", bits=16),
+    WeightFormat(engine="torch", weights="nf4", bits=8 * NF4_BYTES),
     WeightFormat(engine="wgpu", weights="float32", bits=32),
     WeightFormat(engine="wgpu", weights="bfloat16", bits=16),
+    WeightFormat(engine="wgpu", weights="nf4", bits=8 * NF4_BYTES),
     WeightFormat(engine="openvino", weights="int8", bits=8),
     # A scale of 16 bits to 32 weights: ggml's block_q8_0 and block_q4_0.
     WeightFormat(engine="gguf", weights="Q8_0", bits=8.5, file=True),
@@ -238,12 +246,14 @@ def teacher_options(
 def pick_teacher(options: Sequence[TeacherOption]) -> TeacherOption | None:
     """Return the fastest option that an engine computes; a measured one before computed ones.
 
-    A GGUF file, which the teacher may not be, is for what is slower in any other form.
+    Quantised weights are for what is slower in any other form, and a GGUF file, which the teacher
+    may not be, the last of them.
     """
     able = [one for one in options if one.format.engine is not None and one.fits != "no"]
 
     def rank_option(one: TeacherOption) -> tuple[object, ...]:
-        return one.source != "computed", one.rate or 0.0, not one.format.is_gguf, -one.least
+        exact = one.format.bits >= 16, not one.format.is_gguf
+        return one.source != "computed", one.rate or 0.0, *exact, -one.least
 
     return max(able, key=rank_option, default=None)
 
@@ -259,7 +269,7 @@ def _make_option(
     devices = [candidate.device for candidate in candidates]
     if kind.is_gguf and (shape.experts > 1 or not shape.in_gguf):
         kind = replace(kind, engine=None)  # such files are not converted
-    wide = kind.weights != "bfloat16"
+    wide = kind.weights not in ("bfloat16", "nf4")
     batch = gguf_batch(shape.vocab) if kind.file else max(BATCH[place], length)
     on_card, width = place != "cpu", 4 if wide else 2
     computed = 4 if place == "wgpu" else width
@@ -269,14 +279,18 @@ def _make_option(
     weights = int(shape.parameters * kind.bits / 8)
     read = 0  # bytes that are mapped
     facts = kind.facts
+    setup = frozen_setup(width, kind.quantization)
     plan = partial(
         plan_forward,
         shape,
-        frozen_setup(width),
+        setup,
         ForwardSize(batch, length),
         accelerator=on_card,
         width=computed,
     )
+    if kind.quantization == "nf4":
+        whole = plan(None)
+        weights, working = whole.weights, whole.working + whole.passing
     streams = facts is not None and facts.streams_frozen
     least = weights + working
     if facts and facts.is_quantizing:
@@ -313,7 +327,7 @@ def _make_option(
             if chosen.resident == 0 and place != "wgpu":
                 chosen = stream_head(chosen, plan, lambda some: some.total, usable)
             source = each.find_source(weights)
-            rate, how = _read_layers(shape, source, chosen.resident or 0, batch, rate)
+            rate, how = _read_layers(shape, setup, source, chosen.resident or 0, batch, rate)
             streamed = streamed or how
         rates.append(rate)
     known = sorted((rate for rate in rates if rate is not None), reverse=True)
@@ -341,6 +355,7 @@ def _make_option(
 
 def _read_layers(
     shape: ModelShape,
+    setup: TrainingSetup,
     source: LayerSource,
     resident: int,
     batch: int,
@@ -356,7 +371,7 @@ def _read_layers(
     how = f"with {describe_residents(resident, shape.layers)} from {source.text}"
     if computing is None:
         return None, how
-    read = layer_bytes(shape, frozen_setup(4)) * (shape.layers - max(0, resident)) / source.rate
+    read = layer_bytes(shape, setup) * (shape.layers - max(0, resident)) / source.rate
     if resident == HEAD_STREAMED:  # for each chunk of logits
         read += math.ceil(batch * shape.vocab / LOGIT_ELEMENTS) * head_bytes(shape) / source.rate
     rate = min(computing, batch / read)

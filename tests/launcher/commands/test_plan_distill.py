@@ -87,10 +87,12 @@ def test_a_teacher_that_does_not_fit_is_refused_with_what_would(
     assert re.search(read, shown)
     assert re.search(r"torch bfloat16 on CPU, 8 cores: [\d,]{5,} hours", shown)
     assert run([*dense, "--cluster", "1xRTX4090"]) == 0
-    assert re.search(r"torch +bfloat16 +cuda +<- .* streamed ", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert re.search(r"torch +nf4 +cuda +<- .* streamed ", shown)
+    assert "--set teacher.engine=torch --set teacher.quantization=nf4 --set teacher." in shown
     assert run([*dense, "--cluster", "1x12GB"]) == 4
     shown = capsys.readouterr()
-    assert "No engine fits: the least is torch bfloat16 on cuda, with 15" in shown.out
+    assert "No engine fits: the least is torch nf4 on cuda, with 12" in shown.out
     assert shown.err == "launch: no engine fits this teacher on these hosts\n"
     assert run([*dense, "--cluster", "1xCPU8-2GB"]) == 0
     assert "each forward reads the weights from their file" in capsys.readouterr().out

@@ -14,6 +14,7 @@ and 30.5 billion.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,8 @@ from trainer.planning.streaming import (
     explain_unstreamed,
     plan_reading,
 )
-from trainer.planning.time import plan_time
+from trainer.planning.teachers import TeacherDevice, teacher_options
+from trainer.planning.time import EFFICIENCY, plan_time
 
 LENGTH = 512
 """Tokens of a row: the arithmetic counts no scores of attention, which grow with it."""
@@ -169,6 +171,25 @@ def test_experts_in_nf4_are_read_by_their_total_and_computed_by_the_active(
     assert found.hidden_from == pytest.approx(free, rel=0.1)
     seconds = found.forward + found.backward
     assert found.tokens / seconds == pytest.approx(flops / (6 * 3.3e9), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "memory", "free", "active"),
+    [("qwen3-30b-a3b", 8, 7798, 3.3e9), ("qwen3-32b", 16, 844, 64 * 487.6e6 + 151_936 * 5120)],
+)
+def test_a_teacher_in_nf4_reads_a_layer_once_a_forward(
+    shape: str, memory: float, free: int, active: float
+) -> None:
+    """A forward takes a third of a step's operations."""
+    pool = pool_of("RTX4090", 75e12 / EFFICIENCY, memory, 25e9, 64)
+    seats = [TeacherDevice("cuda", pool.device, pool)]
+    options = teacher_options(NAMED[shape], seats, LENGTH)
+    (found,) = (one for one in options if one.format.weights == "nf4")
+    assert (found.fits, found.rate) == ("streamed", pytest.approx(75e12 / 2 / active, rel=0.1))
+    (line,) = re.findall(r" with (\d+) of (\d+) layers .* from ([\d,]+) tokens", found.streamed)
+    resident, layers, tokens = (int(number.replace(",", "")) for number in line)
+    assert tokens * layers / (layers - resident) == pytest.approx(free, rel=0.1)
+    assert found.weights == pytest.approx(0.5625 * NAMED[shape].parameters, rel=0.15), "tables: 2"
 
 
 def test_what_transformers_computes_is_read_by_all_but_vulkan_devices() -> None:

@@ -47,6 +47,8 @@ def of(options: list[TeacherOption], weights: str, place: str = "cpu") -> Teache
 def test_engines_and_quantisations_are_those_of_the_table() -> None:
     stored = {"torch": "none", "wgpu": "none", "gguf": None}
     planned = {(one.engine, stored.get(str(one.engine), one.weights)) for one in FORMATS}
+    packed = {one.engine for one in FORMATS if one.quantization == "nf4"}
+    assert packed == {name for name, kind in ENGINES.items() if kind.facts.takes_dtype}
     assert planned == {(name, kind.facts.quantization) for name, kind in ENGINES.items()}
 
 
@@ -59,7 +61,8 @@ def test_a_gguf_file_is_picked_for_what_fits_in_no_other_form() -> None:
 
     assert picked(DENSE, 64) == ("torch", "bfloat16")
     assert picked(DENSE, 8) == ("torch", "bfloat16"), "its layers are read"
-    assert picked(DENSE, 1.4) == ("gguf", "Q4_0")
+    assert picked(DENSE, 1.4) == ("torch", "nf4"), "so are those in NF4, and two take less"
+    assert picked(DENSE, 1.2) == ("gguf", "Q4_0")
     experts = teacher_options(SPARSE, [TeacherDevice("cpu", BOX)], 1024)
     assert of(experts, "Q4_0").format.engine is None, "such a file is not converted"
 
@@ -90,6 +93,7 @@ def test_80_billion_fit_300_gib_in_bf16_and_are_read_in_fp32() -> None:
     assert fits == {
         "float32": "streamed",
         "bfloat16": "yes",
+        "nf4": "yes",
         "int8": "no",
         "Q8_0": "yes",
         "Q4_0": "yes",
@@ -254,7 +258,18 @@ def test_a_card_smaller_than_its_teacher_reads_layers_for_each_forward(
     assert found.rate == pytest.approx(min(computed, BATCH["cuda"] / seconds))
     assert int(hidden[0].replace(",", "")) == math.ceil(computed * seconds)
     assert (found.rate == computed) == (main == 128), "from memory it is free"
-    assert pick_teacher(options) is found
+    packed = of(options, "nf4", "cuda")
+    assert packed.weights == pytest.approx(
+        0.5625 * shape.linear_parameters() + 2 * (shape.parameters - shape.linear_parameters())
+    )
+    assert packed.working - found.working == 2 * shape.widest_linear, "one is out of NF4"
+    assert packed.rate is not None
+    if main == 48:  # of which 36 GB hold NF4
+        assert "from memory at 25 GB/s" in packed.streamed
+        assert found.rate < packed.rate == computed
+    else:
+        assert packed.rate == found.rate
+    assert pick_teacher(options) is (found if main == 128 else packed), "unless NF4 is faster"
 
 
 def test_a_vulkan_device_reads_layers_for_each_forward() -> None:
