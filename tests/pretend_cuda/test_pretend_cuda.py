@@ -247,6 +247,18 @@ def experts(tiny_model: TinyModel) -> str:
 ATTENTION = {"lora.target_modules": ["q_proj", "v_proj"]}
 
 
+@pytest.mark.parametrize("name", ["qlora-recomputed", "generation-qlora"])
+def test_a_head_of_a_model_of_transformers_is_read_with_the_same_bits(
+    place: Place, experts: str, name: str
+) -> None:
+    case, settings = STREAMED[name]
+    given = case, experts, {**settings, **ATTENTION}, place.real
+    [found] = place.run(f"{HERE}:compare_heads", *given, world=0)
+    assert found["same"]
+    assert found["results"]
+    assert found["rows"] == 128
+
+
 @pytest.mark.parametrize("name", ["qlora", "qlora-recomputed"])
 def test_experts_that_are_copied_at_each_use_give_the_bits_of_resident_ones(
     place: Place, experts: str, name: str

@@ -108,7 +108,7 @@ def stage_holdings(
         has_head = shape.tied and training.classes is None
         if not has_head and "embed_tokens" not in training.whole:
             rest -= shape.table_parameters  # its rows are read, too
-        if reads_head(shape, training):
+        if reads_head(training):
             rest -= shape.table_parameters
     packed = 0.0
     if training.method == "qlora":

@@ -53,11 +53,10 @@ def head_bytes(shape: ModelShape) -> int:
     return shape.table_parameters * _stored_element(shape)
 
 
-def reads_head(shape: ModelShape, training: TrainingSetup) -> bool:
+def reads_head(training: TrainingSetup) -> bool:
     """Return whether a language model's head is read in chunks of its rows at each use."""
     is_frozen = training.classes is None and "lm_head" not in training.whole
-    is_able = shape.is_decoder and not training.one_queue
-    return training.resident == HEAD_STREAMED and is_frozen and is_able
+    return training.resident == HEAD_STREAMED and is_frozen and not training.one_queue
 
 
 def split_head(rows: int, columns: int) -> list[slice]:
@@ -92,7 +91,7 @@ def passing_layers(shape: ModelShape, training: TrainingSetup) -> Iterator[Term]
         element=element,
         linear=shape.widest_linear,
     )
-    if reads_head(shape, training):
+    if reads_head(training):
         yield term(
             "two chunks of the head on their way, and one in another format",
             "(2 * stored + element) * chunk",

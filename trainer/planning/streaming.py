@@ -120,7 +120,7 @@ def plan_reading(
     forward = forward_flops_per_token(shape, training.length).value * tokens / flops
     size = (shape.layers - max(0, training.resident)) * layer_bytes(shape, training)
     head = 0.0
-    if reads_head(shape, training):
+    if reads_head(training):
         passes = 3 if training.compared else 2
         chunks = (
             tokens / training.tokens * math.ceil(training.tokens * shape.vocab / LOGIT_ELEMENTS)

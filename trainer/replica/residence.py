@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from trainer.config.run import Resident
-from trainer.model.families import explain_transformers_only
-from trainer.model.safetensors_headers import read_config
 from trainer.planning.model_config import read_shape
 from trainer.planning.resident_layers import HEAD_STREAMED, stream_head
 
@@ -33,16 +31,14 @@ def choose_residents(
     *,
     size: Callable[[_Plan], int] = lambda _: 0,
     usable: float = 0.0,
-    length: int | None = None,
 ) -> _Plan:
     """Return the plan with the layers that are asked to stay, and log how many do.
 
     Args:
         plan: returns that of a number of resident layers; None: all.
         choose: returns the plan of so many layers where `auto` is asked.
-        size: returns the bytes of a plan.
+        size: returns the bytes of a plan; by default its head stays.
         usable: bytes of the device that it may fill.
-        length: the most tokens of a row; None: the head stays.
     """
     layers = read_shape(model_dir).layers
     if isinstance(asked, int):
@@ -51,11 +47,7 @@ def choose_residents(
         found = plan(None)
     else:
         found = choose(layers)
-    if (
-        length is not None
-        and found.resident == 0
-        and not explain_transformers_only(read_config(model_dir), length)
-    ):
+    if found.resident == 0:
         found = stream_head(found, plan, size, usable)
     if found.resident is not None:
         stay = max(0, found.resident)

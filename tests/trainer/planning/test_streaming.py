@@ -322,6 +322,11 @@ def test_a_head_is_read_where_it_does_not_fit_beside_two_layers() -> None:
     assert read.reading.head == pytest.approx(max(0, spent), rel=0.01)
     assert not least.fits
     assert "for two layers, a chunk of the head and one row" in least.describe()
+    sparse = request_of("qwen3-next-80b-a3b", parse_cluster("CPU16-6GB, 3GB/s disk"))
+    found = streamed_worker(sparse)
+    assert found is not None
+    assert found.fits
+    assert found.training.resident == HEAD_STREAMED, "transformers' code makes no difference"
 
 
 def assumed_flops(worker: WorkerPlan) -> float:

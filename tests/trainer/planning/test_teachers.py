@@ -117,7 +117,7 @@ def test_layers_that_do_not_fit_beside_a_forward_are_read_in_any_format(
 ) -> None:
     """Two layers as they are stored, one linear as it is computed with, small parts and the table.
 
-    Of Motley's own decoder two chunks of the table, and one as it is computed with.
+    Of the head two chunks, and one as it is computed with.
     """
     shape = replace(DENSE, stored=stored, kept=kept)
     small, tiny = (TeacherDevice("cpu", assume_processor(8, gib * GIB)) for gib in (6, 1))
@@ -127,7 +127,7 @@ def test_layers_that_do_not_fit_beside_a_forward_are_read_in_any_format(
     element = 4 if stored == "F32" else 2
     layer = shape.linear_parameters() // shape.layers * element
     table = shape.table_parameters * width
-    head = table if kept else HEAD_ELEMENTS * (2 * element + width)
+    head = HEAD_ELEMENTS * (2 * element + width)
     stay = (shape.parameters - shape.linear_parameters()) * width - table
     assert found.least == stay + head + 2 * layer + width * shape.widest_linear + found.working
     resident, layers, read = (
@@ -153,9 +153,9 @@ def test_layers_of_experts_are_read_for_each_forward(place: Literal["cpu", "cuda
     found = of(teacher_options(SPARSE, [TeacherDevice(place, device)], 1024), "bfloat16", place)
     assert found.fits == "streamed"
     layer = 2 * SPARSE.linear_parameters() // SPARSE.layers
-    read = SPARSE.linear_parameters() + SPARSE.table_parameters  # of the embedding some rows
+    read = SPARSE.linear_parameters() + 2 * SPARSE.table_parameters
     stay = 2 * (SPARSE.parameters - read)
-    passing = 2 * layer + 2 * SPARSE.widest_linear
+    passing = 2 * layer + 2 * SPARSE.widest_linear + 3 * 2 * HEAD_ELEMENTS
     assert found.least == pytest.approx(stay + passing + found.working, rel=1e-6)
     read = int(re.findall(r"layers resident, (\d+) streamed", found.streamed)[0])
     assert found.rate == pytest.approx(BATCH[place] * DISK_RATE / (read * layer), rel=1e-6)

@@ -29,8 +29,12 @@ from trainer.model.families import FAMILIES, PLAIN
 from trainer.model.family_refusals import FULL_REFUSED, REFUSED, RENAMED
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
+from trainer.planning import stored_layers
 from trainer.planning.model_config import check_folder_trains
+from trainer.planning.resident_layers import HEAD_STREAMED
+from trainer.replica import residence
 from trainer.replica.torch.linear import LoraLinear
+from trainer.replica.torch.streaming import StreamedHead
 from trainer.replica.torch.unlisted_family import check_class
 from trainer.system.errors import InputError
 
@@ -117,9 +121,10 @@ def test_a_step_is_that_of_transformers_and_peft(
 
 @pytest.mark.long
 @pytest.mark.parametrize("model_type", [*TRAINS, *MERGED])
-def test_layers_that_are_read_train_as_resident_ones(
-    tiny: Tiny, tmp_path: Path, model_type: str
+def test_layers_and_heads_that_are_read_train_as_resident_ones(
+    tiny: Tiny, tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stored_layers, "HEAD_ELEMENTS", 32 * 64)
     folder, batch = write_tiny(tmp_path / "model", model_type), tiny.batch(3, "causal-lm")
     config = tiny.config(folder, task="causal-lm", lora__lora_rank=4)
     streamed = config.with_settings({"model.resident": 0})
@@ -132,6 +137,12 @@ def test_layers_that_are_read_train_as_resident_ones(
     whole, read = (gradient(start(folder, each)[0], batch) for each in (config, streamed))
     assert read[1].loss_sum == pytest.approx(whole[1].loss_sum, rel=1e-6)
     assert relative(read[0], whole[0]) < 1e-5  # experts with adapters: in another order
+    monkeypatch.setattr(residence, "stream_head", lambda _found, plan, *_: plan(HEAD_STREAMED))
+    replica, _ = start(folder, streamed)
+    head: Any = replica._model.lm_head  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(head, StreamedHead)
+    found = gradient(replica, batch)
+    assert (found[0].tobytes(), found[1].loss_sum) == (read[0].tobytes(), read[1].loss_sum)
 
 
 @pytest.mark.long

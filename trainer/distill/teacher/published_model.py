@@ -12,6 +12,7 @@ from torch import Tensor
 from trainer.config.run import Quantization
 from trainer.distill.teacher.model_parts import ModelParts
 from trainer.planning.model_config import read_shape
+from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.replica.torch.model import keep_nf4_order
 from trainer.replica.torch.published_model import load_base
 from trainer.system.errors import InputError
@@ -34,7 +35,7 @@ def load_published(
     Raises:
         InputError: it cannot be loaded, or its head's size differs from its config.
     """
-    reads_rows = resident is not None and not read_shape(model_dir).tied
+    reads_rows = resident == HEAD_STREAMED or not read_shape(model_dir).tied
     nf4 = dtype if quantization == "nf4" else None
     model: Any = load_base(model_dir, dtype, device, resident, nf4=nf4, reads_rows=reads_rows)
     if nf4 is not None:

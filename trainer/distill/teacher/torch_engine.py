@@ -269,7 +269,6 @@ def _choose_layers(
         lambda layers: choose_resident(plan, layers, lambda some: some.total <= free * USABLE),
         size=lambda some: some.total,
         usable=free * USABLE,
-        length=size.length,
     )
     if asked == "auto":  # of a small model two layers may be more than all
         found = min(found, plan(None), key=lambda some: (some.total > free, some.resident is None))

@@ -83,7 +83,7 @@ def load_model(
             mapped=cut is None,
             streamed=streamed,
             codes=_quantise_once(model_dir, architecture, dtype) if nf4 and streamed else None,
-            reads_rows=reads_rows(config, tied=architecture.tied and resident != HEAD_STREAMED),
+            reads_rows=reads_rows(config, resident, tied=architecture.tied),
         )
         where = str(model_dir / "config.json")
         head = stored.open_head(architecture, resident)

@@ -96,14 +96,14 @@ def language_loss(
 def biased_product(hidden: Tensor, head: Any) -> tuple[Tensor, Any]:
     """Return hidden states `[N, D]` and a matrix `[V, D]` whose product is the head's.
 
-    A bias is one more column of the matrix, for a column of ones. A head that is read has none.
+    A bias is one more column of the matrix, for a column of ones.
     """
+    bias = getattr(head, "bias", None)
+    if bias is not None:
+        hidden = F.pad(hidden, (0, 1), value=1.0)
     if isinstance(head, StreamedHead):
         return hidden, head
-    bias = getattr(head, "bias", None)
-    if bias is None:
-        return hidden, head.weight
-    return F.pad(hidden, (0, 1), value=1.0), torch.cat([head.weight, bias[:, None]], 1)
+    return hidden, head.weight if bias is None else torch.cat([head.weight, bias[:, None]], 1)
 
 
 def hidden_states(model: Any, batch: MicroBatch) -> Tensor:

@@ -22,7 +22,7 @@ from trainer.model.layout import adapted_experts, adapted_modules
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.model.tensor_names import LANGUAGE_KEYS, is_ignored, is_tied
 from trainer.planning.model_config import read_shape
-from trainer.planning.resident_layers import streamed_layers
+from trainer.planning.resident_layers import HEAD_STREAMED, streamed_layers
 from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype, make_autocast
 from trainer.replica.torch.published_weights import PublishedWeights
@@ -55,7 +55,7 @@ def load_published(
         resident,
         nf4=compute_dtype(config, device) if config.model.quantization == "nf4" else None,
         classes=config.num_classes,
-        reads_rows=reads_rows(config, tied=read_shape(model_dir).tied),
+        reads_rows=reads_rows(config, resident, tied=read_shape(model_dir).tied),
     )
     _say_unknown(model_dir, model.config)
     family = find_family(stored := read_config(model_dir), str(model_dir))
@@ -108,7 +108,15 @@ def load_base(
     taken = None
     if resident is not None or (nf4 is not None and read_shape(model_dir).experts > 1):
         streamed = streamed_layers(read_shape(model_dir).layers, resident)
-        taken = PublishedWeights(model_dir, dtype, device, nf4, streamed, reads_rows=reads_rows)
+        taken = PublishedWeights(
+            model_dir,
+            dtype,
+            device,
+            nf4,
+            streamed,
+            reads_rows=reads_rows,
+            reads_head=resident == HEAD_STREAMED and classes is None,
+        )
     if nf4 is not None:
         settings["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,

@@ -30,7 +30,7 @@ from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.model.tensor_names import LANGUAGE_KEYS, stored_family
 from trainer.planning.vulkan_buffers import NF4_BLOCK
 from trainer.replica.torch.experts import LayerBytes, ResidentLayer, StoredExperts, attach_experts
-from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding
+from trainer.replica.torch.streaming import LayerStream, StreamedEmbedding, StreamedHead
 from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
 from trainer.system.errors import InputError
 
@@ -46,6 +46,7 @@ class PublishedWeights:
         nf4: the dtype of products with weights in NF4; None: they are as they are stored.
         streamed: the layers that are read at each use.
         reads_rows: of the embedding no more is in memory than the rows of a pass.
+        reads_head: the head is read in chunks of its rows.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class PublishedWeights:
         streamed: frozenset[int],
         *,
         reads_rows: bool,
+        reads_head: bool,
     ) -> None:
         self._model_dir, self._dtype, self._device, self._nf4 = model_dir, dtype, device, nf4
         self._streamed, self._reads_rows = streamed, reads_rows and bool(streamed)
+        self._reads_head = reads_head
         self._headers = read_headers(model_dir)
         self._family = stored_family(model_dir, self._headers)
         self._stacked: dict[str, list[list[str]]] = {}
@@ -70,7 +73,9 @@ class PublishedWeights:
         self._linears: list[str] = []
         self._experts: dict[str, dict[str, nn.Parameter]] = {}
         """Parameters that stack experts, by module and name."""
-        self._embedding = ""
+        self._embedding: tuple[str, str] | None = None
+        self._head: tuple[str, str] | None = None
+        """Path of the module, and the stored tensor."""
         self.names: dict[str, int] = {}
         """The parameters that the model is made without, with their elements."""
 
@@ -108,10 +113,16 @@ class PublishedWeights:
                     nf4=self._nf4,
                 )
             attach_experts(module, made)
-        if self._embedding:
-            name = self._stacked[f"{self._embedding}.weight"][0][0]
-            table = StreamedEmbedding(self._headers[name], name, self._dtype)
-            _replace_module(model, self._embedding, table)
+        if self._embedding is not None:
+            path, name = self._embedding
+            own = model.get_submodule(path)
+            table = StreamedEmbedding(self._headers[name], name, self._dtype, own)
+            _replace_module(model, path, table)
+        if self._head is not None:
+            path, name = self._head
+            bias: Any = model.get_submodule(path).bias
+            head = StreamedHead(self._headers[name], name, self._dtype, self._device, bias)
+            _replace_module(model, path, head)
 
     def _take_weights(self, model: Any) -> None:
         """Take the weights out of a model that has not been loaded.
@@ -122,14 +133,15 @@ class PublishedWeights:
         """
         renamed = LANGUAGE_KEYS if self._family.inside else None
         self._stacked = _map_tensors(model, self._headers, renamed)
-        embedding, modules = model.get_input_embeddings(), list(model.named_modules())
-        for path, module in modules:
+        embedding = model.get_input_embeddings()
+        modules = {module: path for path, module in model.named_modules()}
+        if self._reads_head:
+            head = model.get_output_embeddings()
+            self._take_head(model, modules.get(head, ""), head)
+        for module, path in modules.items():
             kind, name = type(module), f"{path}.weight"
-            is_table = module is embedding and kind is nn.Embedding and name in self._stacked
-            if self._reads_rows and is_table:
-                self._embedding = path
-                self.names[name] = module.weight.numel()
-                _replace_module(model, path, _Absent(module.weight, None))
+            if module is embedding and self._reads_rows and isinstance(module, nn.Embedding):
+                self._take_embedding(path, module)
             elif self._is_taken(path) and kind in self._kinds:
                 # A class may use a router's weight itself; it is small, and loaded.
                 if ROUTED.isdisjoint(path.split(".")[-2:]) and self._are_stored(
@@ -141,6 +153,41 @@ class PublishedWeights:
                 self._take_experts(path, module)
         if self._streamed:
             self._check_left(model)
+
+    def _take_embedding(self, path: str, module: Any) -> None:
+        """Take the table out of a module whose class may do more than look up its rows."""
+        table: Any = module.weight.detach()
+        if (stored := self._find_table(f"{path}.weight", table)) is not None:
+            self._embedding = path, stored
+            del module.weight
+            table._is_hf_initialized = True  # transformers draws no values for it
+            module.weight = table
+
+    def _take_head(self, model: Any, path: str, head: Any) -> None:
+        """Take the head out; a tied one is the embedding's tensor.
+
+        Raises:
+            InputError: it is not a product with a tensor of the files.
+        """
+        name, tied = f"{path}.weight", dict[str, str](model.all_tied_weights_keys)
+        table = tied.pop(name, name)
+        stored = self._find_table(table, head.weight) if type(head) is nn.Linear else None
+        if stored is None:
+            raise InputError(
+                f"{self._model_dir}: the head of {type(model).__name__} is no product with one"
+                " tensor of its files, and is not read in chunks; use a device with more memory"
+            )
+        self._head, self.names[name] = (path, stored), head.weight.numel()
+        model._tied_weights_keys = model.all_tied_weights_keys = tied
+        _replace_module(model, path, _Absent(head.weight, head.bias))
+
+    def _find_table(self, name: str, weight: Tensor) -> str | None:
+        """Return the stored tensor of a table `[V, D]`, and note its name; None: there is none."""
+        [[stored]] = self._stacked.get(name, [[""]])
+        if stored not in self._headers or self._headers[stored].shape != tuple(weight.shape):
+            return None
+        self.names[name] = weight.numel()
+        return stored
 
     def _check_left(self, model: Any) -> None:
         """Check that of layers that are read little else stays than vectors and routers.

@@ -46,7 +46,6 @@ def plan_residents(
         lambda layers: choose_streamed(plan, layers, config, available * USABLE),
         size=lambda some: some.least,
         usable=available * USABLE,
-        length=config.data.max_seq_len,
     )
 
 
@@ -118,7 +117,6 @@ def plan_answers(
         lambda layers: choose_resident(plan_batch, layers, lambda some: some.total <= usable),
         size=lambda some: some.total,
         usable=usable,
-        length=length,
     ).resident
     if not (fitting := count_prompts(elsewhere)):
         fewer = "ask for fewer tokens"
@@ -131,11 +129,11 @@ def plan_answers(
     return AnswerPlan(chosen, fitting, count_prompts(0))
 
 
-def reads_rows(config: RunConfig, *, tied: bool) -> bool:
+def reads_rows(config: RunConfig, resident: int | None, *, tied: bool) -> bool:
     """Return whether a model with streamed layers needs rows of its embedding alone.
 
     Args:
         tied: the embedding is a language model's head, too.
     """
-    is_head = tied and config.num_classes is None
+    is_head = tied and config.num_classes is None and resident != HEAD_STREAMED
     return not is_head and "embed_tokens" not in config.lora.modules_to_save

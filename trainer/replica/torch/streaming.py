@@ -277,49 +277,73 @@ class StreamedEmbedding(nn.Module):
     """The rows of a frozen table, read for the tokens of a pass.
 
     Args:
-        dtype: of what it returns; the file may have another one.
+        dtype: of the rows; the file may have another one.
+        module: looks up tokens in its `weight`, each by itself; None: nothing but rows is returned.
     """
 
-    def __init__(self, header: TensorHeader, name: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        header: TensorHeader,
+        name: str,
+        dtype: torch.dtype,
+        module: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self._table, self._stored, self._dtype = StoredTable(header, name), header.dtype, dtype
+        self._module = module
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return `[..., D]` of token ids."""
         numbers, places = torch.unique(ids.cpu(), return_inverse=True)
-        rows = torch.from_numpy(self._table.read_rows(numbers.numpy()))
-        found = rows.view(DTYPES[self._stored]).to(self._dtype)[places]
-        return found.to(ids.device)
+        read = torch.from_numpy(self._table.read_rows(numbers.numpy()))
+        rows = read.view(DTYPES[self._stored]).to(self._dtype)
+        if self._module is None:
+            return rows[places].to(ids.device)
+        self._module.weight = rows.to(ids.device)
+        return self._module(places.to(ids.device))
 
 
 class StreamedHead(nn.Module):
     """A frozen head `[V, D]`, read in chunks of its rows: the layers of a stream of its own.
+
+    A bias stays. It is one more column, as of `biased_product`.
 
     Args:
         dtype: of the base; the file may have another one.
     """
 
     def __init__(
-        self, header: TensorHeader, name: str, dtype: torch.dtype, device: torch.device
+        self,
+        header: TensorHeader,
+        name: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        bias: Tensor | None = None,
     ) -> None:
         super().__init__()
         self._stream, self._name, self._stored = LayerStream(dtype, device), name, header.dtype
-        self.shape = self.out_features, self.in_features = header.shape
+        self.out_features, self.in_features = header.shape
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.shape = self.out_features, self.in_features + (bias is not None)
+        self.weight = torch.empty(header.shape, dtype=dtype, device="meta")
+        """Without values: classes ask for its dtype."""
         row = (header.end - header.begin) // self.out_features
-        chunks = split_head(*self.shape)
-        for number, chunk in enumerate(chunks):
+        self._chunks = split_head(*self.shape)
+        for number, chunk in enumerate(self._chunks):
             begin, end = (header.begin + place * row for place in (chunk.start, chunk.stop))
             shape = chunk.stop - chunk.start, self.in_features
             self._stream.add_weight(
                 number, name, replace(header, shape=shape, begin=begin, end=end)
             )
-        self._chunks = len(chunks)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., V]`, without a gradient."""
-        chunks = range(self._chunks)
-        parts = [F.linear(x, self.fetch_rows(each, x.dtype, trains=False)) for each in chunks]
-        return torch.cat(parts, -1)
+        return torch.cat([self._multiply(x, number) for number in range(len(self._chunks))], -1)
+
+    def _multiply(self, x: Tensor, chunk: int) -> Tensor:
+        rows = self._read_rows(chunk, trains=False).to(x.dtype)
+        bias = None if self.bias is None else self.bias[self._chunks[chunk]].to(x.dtype)
+        return F.linear(x, rows, bias)
 
     def fetch_rows(self, chunk: int, dtype: torch.dtype, *, trains: bool) -> Tensor:
         """Return a chunk of `split_head`, which nothing may refer to after the product.
@@ -327,9 +351,17 @@ class StreamedHead(nn.Module):
         Args:
             trains: chunks are used again from the last to the first.
         """
+        rows = self._read_rows(chunk, trains=trains)
+        if self.bias is None:
+            return rows.to(dtype)
+        found = rows.new_empty(len(rows), self.shape[1], dtype=dtype)
+        found[:, :-1], found[:, -1] = rows, self.bias[self._chunks[chunk]]
+        return found
+
+    def _read_rows(self, chunk: int, *, trains: bool) -> Tensor:
         raw = self._stream.read(chunk, self._name, trains=trains)
         rows = raw.view(DTYPES[self._stored]).view(-1, self.in_features)
-        return rows.to(self._stream.dtype).to(dtype)
+        return rows.to(self._stream.dtype)
 
 
 class FetchedWeight(Protocol):

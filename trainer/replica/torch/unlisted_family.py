@@ -22,7 +22,7 @@ from trainer.model.families import Logits, text_config
 from trainer.replica.torch.kd_loss import shape_logits
 from trainer.replica.torch.linear import LoraLinear
 from trainer.replica.torch.objective import last_hidden
-from trainer.replica.torch.streaming import StreamedLinear
+from trainer.replica.torch.streaming import StreamedHead, StreamedLinear
 from trainer.system.errors import InputError, first_line, is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def check_class(
     """
     name = type(model).__name__
     head = getattr(model, "lm_head", None)
-    if not isinstance(head, nn.Linear):
+    if not isinstance(head, (nn.Linear, StreamedHead)):
         raise InputError(f"{model_dir}: {name} {_describe_head(model)}, which is not trained here")
     kind = Conv1D if transposed else nn.Linear
     for path in modules:
@@ -168,10 +168,10 @@ def _check_linear(model: nn.Module, path: str, kind: type[nn.Module], where: str
 
 def _probe_tokens(model: Any) -> tuple[Tensor, Tensor]:
     """Return tokens `[1, T]`, and the same with another second half."""
-    head = model.lm_head.weight
-    ids = torch.arange(3, 3 + 7 * _TOKENS, 7, device=head.device)[None]
+    size = model.lm_head.out_features
+    ids = torch.arange(3, 3 + 7 * _TOKENS, 7, device=model.device)[None]
     changed = torch.cat([ids[:, : _TOKENS // 2], ids[:, _TOKENS // 2 :] + 1], 1)
-    return ids % len(head), changed % len(head)
+    return ids % size, changed % size
 
 
 @contextmanager

@@ -22,12 +22,14 @@ from trainer.distill.teacher.torch_engine import (
     TorchEngine,
     open_torch,
 )
+from trainer.planning import stored_layers
 from trainer.planning.forward import ForwardSize, frozen_setup, plan_forward
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import USABLE
+from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.planning.teachers import BATCH, WINDOW
 from trainer.replica.backend import Compute
-from trainer.replica.torch.streaming import StreamedLinear
+from trainer.replica.torch.streaming import StreamedHead, StreamedLinear
 from trainer.system.errors import InputError
 
 FORWARD = ForwardSize(BATCH["cpu"], WINDOW)
@@ -82,6 +84,7 @@ def test_memory_decides_which_layers_of_a_teacher_stay(
     family: str,
 ) -> None:
     caplog.set_level("INFO")
+    monkeypatch.setattr(stored_layers, "HEAD_ELEMENTS", 32 * 64)
     folder = tiny_model(family, num_hidden_layers=8)
     shape = read_shape(folder)
 
@@ -89,11 +92,13 @@ def test_memory_decides_which_layers_of_a_teacher_stay(
         setup = frozen_setup(4)
         return plan_forward(shape, setup, FORWARD, resident, accelerator=False).total
 
-    for resident in (0, 3, None):
+    for resident in (HEAD_STREAMED, 0, 3, None):
         free = math.ceil(need(resident) / USABLE) + 1
         monkeypatch.setattr(torch_engine, "available_bytes", lambda _, free=free: free)
         engine = open_torch(folder, "float32", Compute("cpu"), FORWARD)
-        kept = 8 if resident is None else resident
+        kept = 8 if resident is None else max(0, resident)
+        reads_head = resident == HEAD_STREAMED
+        assert any(isinstance(each, StreamedHead) for each in engine.model.modules()) == reads_head
         assert len(streamed_of(engine)) == 8 - kept
         line = f"cpu: {kept} of 8 layers stay in memory, {8 - kept} are read from {folder}"
         assert (line in caplog.text) == (resident is not None)

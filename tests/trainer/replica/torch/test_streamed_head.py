@@ -133,12 +133,16 @@ def test_a_teacher_whose_head_is_read_has_the_logits_of_the_resident_one(
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize(
-    ("settings", "reads"),
+    ("family", "settings", "reads"),
     [
-        ({"task": "causal-lm"}, True),
-        ({}, False),
-        ({"task": "causal-lm", "lora__modules_to_save": ["lm_head"]}, False),
-        ({"task": "causal-lm", "lora__modules_to_save": ["embed_tokens"]}, True),
+        (family, settings, reads)
+        for settings, reads in (
+            ({"task": "causal-lm"}, True),
+            ({}, False),
+            ({"task": "causal-lm", "lora__modules_to_save": ["lm_head"]}, False),
+            ({"task": "causal-lm", "lora__modules_to_save": ["embed_tokens"]}, True),
+        )
+        for family in ("qwen3", "gemma2")
     ],
 )
 @pytest.mark.parametrize("asked", ["auto", 0])
@@ -146,12 +150,13 @@ def test_a_teacher_whose_head_is_read_has_the_logits_of_the_resident_one(
 def test_a_head_is_read_where_no_layer_stays_and_it_does_not_fit(
     tiny: Tiny,
     monkeypatch: pytest.MonkeyPatch,
+    family: str,
     settings: dict[str, Any],
     reads: bool,
     asked: Any,
     tied: bool,
 ) -> None:
-    folder = tiny.model(num_hidden_layers=LAYERS, tie_word_embeddings=tied)
+    folder = tiny.model(family, num_hidden_layers=LAYERS, tie_word_embeddings=tied)
     settings = settings | {"training__batch_size": 1, "training__gradient_checkpointing": True}
     least = tiny.start(folder, **settings, model__resident=0)[0]._plan.least
     for more, streamed in ((1, False), (-1, True)):
