@@ -28,8 +28,10 @@ from trainer.replica.torch.published_model import load_published
 from trainer.replica.wgpu import loaded_model
 from trainer.replica.wgpu.generation import generator
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
-from trainer.replica.wgpu.generation.recorded_step import StepShape, choose_shape
+from trainer.replica.wgpu.generation.recorded_step import StepShape, choose_shape, record_step
 from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.loaded_model import load_model
 from trainer.system.errors import InputError, NonFiniteError
 
@@ -324,6 +326,44 @@ def test_memory_decides_how_many_layers_stay(
     assert load(need(0, 1, 16)) == (0, whole[1]), "in smaller chunks, one after the other"
     with pytest.raises(InputError, match=r"the run needs .* are free; use fewer tokens$"):
         load(need(0, 1, 16) - 4)
+
+
+def test_fewer_chunks_wait_where_memory_is_short(
+    device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.model(num_hidden_layers=3)
+    config = tiny.config(folder, task="causal-lm", method="full", data__max_seq_len=384)
+    layout, shape = build_layout(folder, config), StepShape(1, 16, 384, 128)
+    config = Compute(resident=0).apply_resident(config)
+    made = generator.load_generator(
+        folder, config, layout, None, device, longest=300, max_new_tokens=2, batch=1
+    )
+    plan = MemoryPool(None)
+    record_step(plan, made._decoder, shape, device.binding_limit)
+    free = math.ceil(plan.report_budget().total / USABLE)
+
+    def continue_prompt() -> tuple[StepShape, list[list[int]]]:
+        answers = made.generate(prompts(300), max_new_tokens=2, sampling=GREEDY)
+        assert made._made is not None
+        made_shape = made._made[1].shape
+        made.release()
+        return made_shape, answers
+
+    whole = continue_prompt()
+    assert whole[0] == StepShape(1, 128, 384, 384)
+    monkeypatch.setattr(generator, "measure_available_memory", lambda _: free)
+    assert continue_prompt() == (shape, whole[1])
+    monkeypatch.undo()
+    take, failed = MemoryPool.take, list[str]()
+
+    def fail_first(pool: MemoryPool, *given: Any, **named: Any) -> Any:
+        if pool.device is not None and named.get("purpose") == "waiting" and not failed:
+            failed.append("waiting")
+            raise OutOfMemoryError("Not enough memory left")
+        return take(pool, *given, **named)
+
+    monkeypatch.setattr(MemoryPool, "take", fail_first)
+    assert continue_prompt() == (StepShape(1, 64, 384, 384), whole[1])
 
 
 @pytest.mark.parametrize(
