@@ -322,6 +322,7 @@ class StreamedHead(nn.Module):
     ) -> None:
         super().__init__()
         self._stream, self._name, self._stored = LayerStream(dtype, device), name, header.dtype
+        self.device = device
         self.out_features, self.in_features = header.shape
         self.bias = None if bias is None else nn.Parameter(bias)
         self.shape = self.out_features, self.in_features + (bias is not None)

@@ -168,8 +168,9 @@ def _check_linear(model: nn.Module, path: str, kind: type[nn.Module], where: str
 
 def _probe_tokens(model: Any) -> tuple[Tensor, Tensor]:
     """Return tokens `[1, T]`, and the same with another second half."""
-    size = model.lm_head.out_features
-    ids = torch.arange(3, 3 + 7 * _TOKENS, 7, device=model.device)[None]
+    head = model.lm_head
+    size, where = head.out_features, head if isinstance(head, StreamedHead) else head.weight
+    ids = torch.arange(3, 3 + 7 * _TOKENS, 7, device=where.device)[None]
     changed = torch.cat([ids[:, : _TOKENS // 2], ids[:, _TOKENS // 2 :] + 1], 1)
     return ids % size, changed % size
 

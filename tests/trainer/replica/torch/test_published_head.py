@@ -56,11 +56,13 @@ UNLISTED: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("o_proj", {"model__quantization": "nf4"}),
     "bloom": ("dense", {}),
     "mamba2": ("in_proj", {}),
+    "olmo": ("o_proj", {}),
     "minicpm3": ("o_proj", {}),
     "opt": ("out_proj", {}),
     "xglm": ("out_proj", {}),
 }
-"""A linear that gets an adapter, and settings: heads with a bias, embeddings with a scale."""
+"""A linear that gets an adapter, and settings: heads with a bias, embeddings with a scale, norms
+without a weight, so that no parameter of the base stays."""
 
 
 def check_head(
