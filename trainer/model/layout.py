@@ -45,6 +45,7 @@ __all__ = [
     "build_layout",
     "check_stored",
     "frozen_adapters",
+    "lay_out_decoder",
     "lay_out_tensors",
     "read_headers",
     "stored_name",
@@ -204,9 +205,25 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
     else:
         model = read_architecture(model_dir)
         check_stored(model_dir, model, headers, config.num_classes)
-        full = config.method == "full"
-        tensors = _full_tensors(model, config.num_classes) if full else None
-        layout = lay_out_tensors(tensors or _lora_tensors(model_dir, model, config))
+        return lay_out_decoder(model_dir, model, config)
+    return _finish_layout(layout, config)
+
+
+def lay_out_decoder(where: Path, model: Architecture, config: RunConfig) -> GradientLayout:
+    """Return the layout of a decoder that Motley's own code computes, by its sizes alone.
+
+    Args:
+        where: names the model in errors.
+
+    Raises:
+        InputError: the config names what it does not have, or a rank above the full one.
+    """
+    if config.method == "full":
+        return lay_out_tensors(_full_tensors(model, config.num_classes))
+    return _finish_layout(lay_out_tensors(_lora_tensors(where, model, config)), config)
+
+
+def _finish_layout(layout: GradientLayout, config: RunConfig) -> GradientLayout:
     if config.method == "lora":
         _check_rank(layout, config)
     return _drop_frozen_factors(layout) if config.freezes_a else layout

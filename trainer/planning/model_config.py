@@ -234,7 +234,9 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     if family is None or not family.listed or not gated:
         return shape
     if family.code == "motley":
-        return replace(shape, biases=_count_biases(tree, family, shape))
+        biased = tuple(sorted(biased_linears(family, tree)))
+        biases = sum(shape.layer_matrices()[linear][0] for linear in biased)
+        return replace(shape, biases=biases, biased=biased)
     return replace(shape, extras=_count_extras(tree, family, shape))
 
 
@@ -248,11 +250,6 @@ def _layer_types(tree: Mapping[str, Any], layers: int) -> list[str]:
     else:
         return []
     return ["full_attention" if number in kept else other for number in range(layers)]
-
-
-def _count_biases(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> int:
-    """Return the elements of a layer's biases, of families that Motley's decoder computes."""
-    return sum(shape.layer_matrices()[linear][0] for linear in biased_linears(family, tree))
 
 
 def _remark_unknown(tree: Mapping[str, Any]) -> str:

@@ -38,6 +38,8 @@ class ModelShape:
     """Rows of a learned table of positions."""
     biases: int = 0
     """Elements of a layer's biases, and of its norms beyond the two of RMSNorm."""
+    biased: tuple[str, ...] = ()
+    """The linears that have them, of Motley's own decoder."""
     extras: int = 0
     """Elements of all layers that no other size says."""
     normalised_heads: bool = False

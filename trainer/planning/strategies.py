@@ -10,8 +10,7 @@ from trainer.config.training import Precision
 from trainer.planning.cost import NO_PRICES, Cost, Prices, plan_cost
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import ClusterShape
-from trainer.planning.memory import MemoryParts, plan_memory_by_part
-from trainer.planning.replica import USABLE
+from trainer.planning.memory import MemoryParts
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import (
     AUTOCAST,
@@ -24,6 +23,8 @@ from trainer.planning.strategy import (
 )
 from trainer.planning.streaming import WorkerPlan, plan_worker, total_rate
 from trainer.planning.time import EFFICIENCY, StepTime, plan_time
+from trainer.planning.vulkan_workers import plan_device_memory
+from trainer.planning.workers import device_room
 
 ROWS_EACH = 8
 """Rows of a step for each device, so that every combination has the same step."""
@@ -165,7 +166,7 @@ def _plan_streamed(request: Request, strategy: Strategy, method: Method) -> Stra
             pool,
             [
                 _make_training(request, strategy, method, rows, recompute, pool.device)
-                for rows in (1, 2, 4, 8)
+                for rows in _list_rows(request.shape, pool.device)
                 for recompute in request.tried
             ],
             strategy,
@@ -178,6 +179,14 @@ def _plan_streamed(request: Request, strategy: Strategy, method: Method) -> Stra
     spread = replace(strategy, microbatches=ROWS_EACH // tightest.training.rows)
     option = _make_option(request, spread, tightest.training, workers)
     return replace(option, memory=tightest.memory, room=tightest.room, workers=workers)
+
+
+def _list_rows(shape: ModelShape, device: DeviceModel) -> Sequence[int]:
+    """Return the rows of a micro-batch that are tried.
+
+    The wgpu engine plans layers beside one, since of several what waits takes least memory.
+    """
+    return (1,) if device.backend == "wgpu" and shape.is_decoder else (1, 2, 4, 8)
 
 
 def _plan_whole(request: Request, strategy: Strategy, method: Method) -> StrategyOption:
@@ -242,7 +251,7 @@ def _make_option(
     training: TrainingSetup,
     workers: Sequence[WorkerPlan] = (),
 ) -> StrategyOption:
-    memory = plan_memory_by_part(request.shape, training, strategy)
+    memory = plan_device_memory(request.shape, training, strategy)
     time = plan_time(
         request.shape,
         training,
@@ -256,9 +265,13 @@ def _make_option(
     if time is not None:
         steps = request.tokens / (training.tokens * strategy.microbatches * strategy.replicas)
         cost = plan_cost(request.cluster, steps * time.total, request.prices)
-    room = int(request.cluster.smallest.device.memory * USABLE)
     return StrategyOption(
-        strategy=strategy, training=training, memory=memory, room=room, time=time, cost=cost
+        strategy=strategy,
+        training=training,
+        memory=memory,
+        room=device_room(request.cluster.smallest.device).usable,
+        time=time,
+        cost=cost,
     )
 
 

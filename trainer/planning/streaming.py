@@ -19,11 +19,10 @@ from trainer.planning.devices import PCIE, HostPool, LayerSource
 from trainer.planning.memory import (
     LOGIT_ELEMENTS,
     MemoryParts,
-    plan_memory_by_part,
     waiting_activations,
     waits_on_host,
 )
-from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE, USABLE, runs_groups
+from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE, runs_groups
 from trainer.planning.resident_layers import (
     HEAD_STREAMED,
     choose_group,
@@ -34,6 +33,8 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import head_bytes, layer_bytes, reads_head
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.time import find_speed, flops_per_token, forward_flops_per_token
+from trainer.planning.vulkan_workers import plan_device_memory
+from trainer.planning.workers import device_room
 from trainer.system.backends import BACKENDS
 
 NVME_RATE = 3e9
@@ -56,17 +57,21 @@ class ReadingPlan:
     forward: float
     """Seconds to compute a forward."""
     backward: float
-    """Seconds to compute the rest of a pass."""
+    """Seconds to compute the rest of a pass; 0: there is no backward."""
     copy: float = 0.0
     """Seconds to copy those layers, if the device computes nothing meanwhile."""
     head: float = 0.0
     """Seconds to read the head for each chunk of logits, beyond those of its products."""
 
     @property
+    def directions(self) -> tuple[float, ...]:
+        """Seconds to compute each direction of a pass."""
+        return tuple(each for each in (self.forward, self.backward) if each)
+
+    @property
     def seconds(self) -> float:
         """Seconds of a pass."""
-        passes = (self.forward, self.backward)
-        return sum(max(each + self.copy, self.read) for each in passes) + self.head
+        return sum(max(each + self.copy, self.read) for each in self.directions) + self.head
 
     @property
     def speed(self) -> float:
@@ -78,16 +83,23 @@ class ReadingPlan:
         """Tokens of a pass from which reading costs nothing."""
         return math.ceil(self.tokens * self.read / self.forward)
 
+    @property
+    def text(self) -> str:
+        """Where layers are read, and from how many tokens on that is free."""
+        text = f"{describe_residents(self.resident, self.layers)} from {self.source.text}"
+        text += f"; free from {self.hidden_from:,} tokens a pass"
+        if self.copy:
+            copies = len(self.directions) * self.copy / self.seconds
+            text += f" but for copies, {copies:.2g} of its time"
+        return text
+
     def describe(self, more: str = "") -> str:
-        """Return where layers are read, from how many tokens on that is free, and the bound.
+        """Return the text with the tokens of a pass, and the bound and its remedies if they wait.
 
         Args:
             more: a setting that makes passes so large, if one does.
         """
-        text = f"{describe_residents(self.resident, self.layers)} from {self.source.text}"
-        text += f"; free from {self.hidden_from:,} tokens a pass"
-        if self.copy:
-            text += f" but for copies, {2 * self.copy / self.seconds:.2g} of its time"
+        text = self.text
         if self.speed >= HIDDEN:
             return f"{text}, and it has {self.tokens:,}"
         ways = ["move the model to NVMe"] if self.is_slow_disk else []
@@ -108,7 +120,7 @@ def plan_reading(
     source: LayerSource,
     feed: float = PCIE,
 ) -> ReadingPlan | None:
-    """Return the plan of passes of a training; None if all layers stay.
+    """Return the plan of passes of a training, or of forwards alone; None if all layers stay.
 
     Args:
         flops: operations a second that products reach.
@@ -121,7 +133,7 @@ def plan_reading(
     size = (shape.layers - max(0, training.resident)) * layer_bytes(shape, training)
     head = 0.0
     if reads_head(training):
-        passes = 3 if training.compared else 2
+        passes = 1 if training.evaluates else 3 if training.compared else 2
         chunks = (
             tokens / training.tokens * math.ceil(training.tokens * shape.vocab / LOGIT_ELEMENTS)
         )
@@ -134,7 +146,9 @@ def plan_reading(
         tokens=tokens,
         read=size / source.rate,
         forward=forward,
-        backward=flops_per_token(shape, training).value * tokens / flops - forward,
+        backward=0.0
+        if training.evaluates
+        else flops_per_token(shape, training).value * tokens / flops - forward,
         copy=size / feed if training.one_queue else 0.0,
         head=head,
     )
@@ -168,7 +182,7 @@ class WorkerPlan:
     @property
     def room(self) -> int:
         """Bytes that it may use."""
-        return int(self.pool.device.memory * USABLE)
+        return device_room(self.pool.device).usable
 
     @property
     def fits(self) -> bool:
@@ -209,14 +223,14 @@ def plan_worker(
         trainings: settings to try, with all layers.
         rows: of a step.
     """
-    room = pool.device.memory * USABLE
+    room = device_room(pool.device).usable
     host = (pool.main_memory or 0) * HOST_SHARE
 
     def make_plan(training: TrainingSetup) -> WorkerPlan:
         def plan(micros: int, resident: int | None) -> tuple[TrainingSetup, MemoryParts]:
             waiting = 0 if resident is None else (micros - 1) * training.tokens
             tried = replace(training, resident=resident, waiting=waiting)
-            return tried, plan_memory_by_part(shape, tried, strategy)
+            return tried, plan_device_memory(shape, tried, strategy)
 
         def fits(_: int, one: tuple[TrainingSetup, MemoryParts]) -> bool:
             tried, parts = one
@@ -256,7 +270,12 @@ def plan_worker(
     fitting = [one for one in tried if one.fits]
     if not fitting:
         return min(tried, key=lambda one: one.memory.total)
-    usual = fitting
+    usual = fitting = [
+        # Layers are computed twice before one is read, unless that is switched off.
+        one
+        for one in fitting
+        if one.training.resident is None or one.training.recompute == "full"
+    ] or fitting
     if pool.device.is_processor:  # as `training.micro_batch_size: auto`
         most = max(CPU_TOKENS, min(one.training.tokens for one in fitting))
         usual = [one for one in fitting if one.training.tokens <= most]

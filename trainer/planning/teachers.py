@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,6 @@ from trainer.planning.forward import (
     plan_forward,
 )
 from trainer.planning.memory import LOGIT_ELEMENTS
-from trainer.planning.replica import USABLE
 from trainer.planning.resident_layers import (
     HEAD_STREAMED,
     choose_resident,
@@ -27,9 +25,12 @@ from trainer.planning.resident_layers import (
     stream_head,
 )
 from trainer.planning.shapes import ModelShape
-from trainer.planning.stored_layers import NF4_BYTES, head_bytes, layer_bytes
+from trainer.planning.stored_layers import NF4_BYTES
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
+from trainer.planning.streaming import HIDDEN, plan_reading
 from trainer.planning.time import EFFICIENCY, find_speed, forward_flops_per_token
+from trainer.planning.vulkan_workers import plan_vulkan_forward
+from trainer.planning.workers import Room
 from trainer.system.backends import Backend
 from trainer.system.errors import InputError
 
@@ -246,14 +247,17 @@ def teacher_options(
 def pick_teacher(options: Sequence[TeacherOption]) -> TeacherOption | None:
     """Return the fastest option that an engine computes; a measured one before computed ones.
 
-    Quantised weights are for what is slower in any other form, and a GGUF file, which the teacher
-    may not be, the last of them.
+    Quantised weights are for what is a twentieth slower in any other form, and a GGUF file, which
+    the teacher may not be, the last of them.
     """
     able = [one for one in options if one.format.engine is not None and one.fits != "no"]
+    fastest = max((one.rate or 0.0 for one in able), default=0.0)
 
     def rank_option(one: TeacherOption) -> tuple[object, ...]:
+        rate = one.rate or 0.0
+        near = fastest if rate >= HIDDEN * fastest else rate
         exact = one.format.bits >= 16, not one.format.is_gguf
-        return one.source != "computed", one.rate or 0.0, *exact, -one.least
+        return one.source != "computed", near, *exact, rate, -one.least
 
     return max(able, key=rank_option, default=None)
 
@@ -279,16 +283,11 @@ def _make_option(
     weights = int(shape.parameters * kind.bits / 8)
     read = 0  # bytes that are mapped
     facts = kind.facts
-    setup = frozen_setup(width, kind.quantization)
-    plan = partial(
-        plan_forward,
-        shape,
-        setup,
-        ForwardSize(batch, length),
-        accelerator=on_card,
-        width=computed,
-    )
-    if kind.quantization == "nf4":
+    setup, size = frozen_setup(width, kind.quantization), ForwardSize(batch, length)
+    plan = partial(plan_forward, shape, setup, size, accelerator=on_card, width=computed)
+    if on_vulkan := place == "wgpu" and shape.is_decoder:
+        plan = partial(plan_vulkan_forward, shape, setup, size)
+    if on_vulkan or kind.quantization == "nf4":
         whole = plan(None)
         weights, working = whole.weights, whole.working + whole.passing
     streams = facts is not None and facts.streams_frozen
@@ -306,17 +305,20 @@ def _make_option(
         read = weights
         in_use = shape.layer_parameters + shape.table_parameters
         least = working + int(in_use * kind.bits / 8)
-    room = int(max(device.memory for device in devices) * USABLE)
+    rooms = [Room(int(device.memory), place).usable for device in devices]
     refused = facts and facts.explain_refusal(
         experts=shape.experts > 1, recurrent=shape.recurrent_layers > 0
     )
     if place == "wgpu" and not refused and not shape.is_decoder:
         refused = "refuses layers that transformers' code computes"
-    able = [] if refused else [one for one in candidates if least <= one.device.memory * USABLE]
+    able = [
+        (one, usable)
+        for one, usable in zip(candidates, rooms, strict=True)
+        if least <= usable and not refused
+    ]
     rates: list[float | None] = []
     streamed = ""
-    for each in able:
-        usable = each.device.memory * USABLE
+    for each, usable in able:
         fitting = weights + working <= usable
         again = 0 if fitting or streams else read
         rate = _tokens_per_second(shape, each.device, place, length, wide, again / batch, given)
@@ -327,23 +329,23 @@ def _make_option(
             if chosen.resident == 0 and place != "wgpu":
                 chosen = stream_head(chosen, plan, lambda some: some.total, usable)
             source = each.find_source(weights)
-            rate, how = _read_layers(shape, setup, source, chosen.resident or 0, batch, rate)
+            rate, how = _read_layers(shape, setup, each, size, chosen.resident, source, rate)
             streamed = streamed or how
         rates.append(rate)
     known = sorted((rate for rate in rates if rate is not None), reverse=True)
     together = [(count * rate, count) for count, rate in enumerate(known, 1)]
     rate, teachers = max(together, default=(None, len(able)))
-    fits = "no" if not able else "yes" if weights + working <= room else "disk"
+    fits = "no" if not able else "yes" if weights + working <= max(rooms) else "disk"
     if fits == "disk" and streams:
         fits = "streamed"
     return TeacherOption(
         format=kind,
         place=place,
-        device=_pick_device([each.device for each in able] or devices, rates).name,
+        device=_pick_device([each.device for each, _ in able] or devices, rates).name,
         weights=weights,
         working=working,
         least=least,
-        room=room,
+        room=max(rooms),
         fits=fits,
         refused=refused or "",
         streamed=streamed if fits != "yes" else "",
@@ -355,30 +357,33 @@ def _make_option(
 
 def _read_layers(
     shape: ModelShape,
-    setup: TrainingSetup,
+    training: TrainingSetup,
+    one: TeacherDevice,
+    size: ForwardSize,
+    resident: int | None,
     source: LayerSource,
-    resident: int,
-    batch: int,
     computing: float | None,
 ) -> tuple[float | None, str]:
     """Return the tokens a second of a teacher that reads layers for each forward, in words.
 
-    Reading and computing are beside each other.
-
     Args:
         computing: tokens a second if nothing is read.
     """
-    how = f"with {describe_residents(resident, shape.layers)} from {source.text}"
     if computing is None:
-        return None, how
-    read = layer_bytes(shape, setup) * (shape.layers - max(0, resident)) / source.rate
-    if resident == HEAD_STREAMED:  # for each chunk of logits
-        read += math.ceil(batch * shape.vocab / LOGIT_ELEMENTS) * head_bytes(shape) / source.rate
-    rate = min(computing, batch / read)
-    if resident == HEAD_STREAMED:
-        return rate, f"{rate:,.3g} tokens/s {how}"
-    hidden = math.ceil(computing * read)
-    return rate, f"{rate:,.3g} tokens/s {how}; free from {hidden:,} tokens a pass"
+        return None, f"with {describe_residents(resident or 0, shape.layers)} from {source.text}"
+    training = replace(
+        training,
+        length=size.length,
+        rows=size.tokens // size.length,
+        resident=resident,
+        evaluates=True,
+        one_queue=one.place == "wgpu",
+    )
+    flops = computing * forward_flops_per_token(shape, size.length).value
+    reading = plan_reading(shape, training, flops, source, one.pool.feed if one.pool else PCIE)
+    assert reading is not None
+    rate = computing * reading.speed
+    return rate, f"{rate:,.3g} tokens/s with {reading.text}"
 
 
 def _pick_device(devices: Sequence[DeviceModel], rates: Sequence[float | None]) -> DeviceModel:

@@ -27,6 +27,7 @@ from trainer.planning.vulkan_buffers import (
     Kind,
     align_size,
     count_slots,
+    logit_rows,
     logit_window_bytes,
     padded_length,
     padded_words,
@@ -50,6 +51,7 @@ def plan_vulkan_memory(
     *,
     recompute: bool,
     evaluates: bool = False,
+    reads_logits: bool = False,
     resident: int | None = None,
     waiting: int = 0,
 ) -> dict[str, int]:
@@ -62,6 +64,7 @@ def plan_vulkan_memory(
     Args:
         evaluates: nothing is trained: a forward is all, and what it computes is not kept. The
             config's method is not `full`, since such a model is frozen then.
+        reads_logits: it is a teacher, of which all logits are read, one forward after the other.
         resident: layers whose frozen linears stay on the device; None: those of `model.resident`,
             which `auto` leaves at all.
         waiting: tokens of the other micro-batches of a group.
@@ -79,7 +82,9 @@ def plan_vulkan_memory(
     layers = model.num_layers
     words = sum(map(padded_words, upload_regions(rows, chunks * chunk, entries).values()))
     adapters = config.lora.linears if any(block.is_layer for block in layout.blocks) else ()
-    work = _StepBuffers(model, config, samples, length, chunk, adapters)
+    scored = logit_rows(chunk, model.vocab_size, BINDING_BYTES) if reads_logits else chunk
+    work = _StepBuffers(model, config, samples, length, scored, adapters)
+    states = 0 if reads_logits else 2 if entries else 1
     hidden = align_size(4 * rows * model.hidden_size)
     layer = sum(map(align_size, work.activation_sizes(rows, evaluates=evaluates)))
     streams = resolve_resident(config.model.resident, layers, resident) is not None
@@ -89,12 +94,13 @@ def plan_vulkan_memory(
     if evaluates and config.task == "classify":
         inputs += align_size(4 * samples)  # its predictions
     waits: dict[str, int] = {} if evaluates else {"checkpoints": (layers + 1) * hidden}
-    if streams:
+    if streams and not reads_logits:
         together = rows + waiting
         cells = [4 * together * model.hidden_size] * (1 if evaluates else layers + 1)
         if not (recompute or evaluates):
             cells += layers * work.activation_sizes(together)
         waits = {"waiting": sum(map(align_size, cells))}
+    columns = model.vocab_size if reads_logits else _logit_columns(model, config, chunk)
     once = recompute or streams or evaluates
     return {
         "frozen": _frozen_bytes(model, config, resident),
@@ -104,8 +110,8 @@ def plan_vulkan_memory(
         **waits,
         "activations": (1 if once else layers) * layer
         + (2 if evaluates else 3 if streams else 1) * hidden,
-        "workspace": work.total_bytes(chunks, bool(entries), recompute, evaluates=evaluates),
-        "logits": align_size(4 * chunk * _logit_columns(model, config, chunk)),
+        "workspace": work.total_bytes(chunks, states, recompute, evaluates=evaluates),
+        "logits": align_size(4 * scored * columns),
     }
 
 
@@ -267,9 +273,13 @@ class _StepBuffers:
         return [4 * rows * width for width in (*widths, *[model.intermediate_size] * 2)]
 
     def total_bytes(
-        self, chunks: int, taught: bool, recompute: bool, *, evaluates: bool = False
+        self, chunks: int, states: int, recompute: bool, *, evaluates: bool = False
     ) -> int:
-        """Return the bytes of all temporary buffers: after two like layers no more are taken."""
+        """Return the bytes of all temporary buffers: after two like layers no more are taken.
+
+        Args:
+            states: of the losses of a chunk of targets.
+        """
         linears, lora = self.adapted, self.config.lora
         layers = [linears] * 2
         if lora.layers_to_transform is not None and linears:
@@ -279,7 +289,7 @@ class _StepBuffers:
             self._recompute_layer()
             self._finish_layer()
         for _ in range(min(chunks, 2)):
-            self._add_head(taught, evaluates=evaluates)
+            self._add_head(states, evaluates=evaluates)
         for self.adapted in [] if evaluates else reversed(layers):
             if recompute:
                 self._recompute_layer()
@@ -321,11 +331,10 @@ class _StepBuffers:
         self._add_linear("down_proj")
         self.pieces.give_back(product)
 
-    def _add_head(self, taught: bool, *, evaluates: bool) -> None:
+    def _add_head(self, states: int, *, evaluates: bool) -> None:
         take, give = self.pieces.take_buffer, self.pieces.give_back
         width = self.chunk * self.model.hidden_size
-        states = [4 * self.chunk] * (2 if taught else 1)
-        first = [take(size) for size in (width, width, *states)]
+        first = [take(size) for size in (width, width, *[4 * self.chunk] * states)]
         if not evaluates:
             gradients = [take(width), take(width)]
             self._norm_backward(self.chunk)

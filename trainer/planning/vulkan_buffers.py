@@ -27,6 +27,8 @@ PLANNED_ENTRIES = 128
 """Planned classes a target: teachers keep about that many."""
 PROMPT_CHUNKS = (128, 64, 32, 16)
 """Tokens of a prompt that are taken into the cache together, the most first."""
+LOGIT_ROWS = 64
+"""Rows of a teacher's logits begin at its multiples: their numbers are a kernel argument."""
 _STEP = 16
 """Widths are rounded up to its multiples: fewer recordings, and whole vectors in every row."""
 _WORDS = ALIGNMENT // 4
@@ -108,6 +110,11 @@ def row_windows(rows: int, columns: int, kind: Kind, limit: int) -> Iterator[tup
 def logit_window_bytes(rows: int, columns: int, kind: Kind, chunk: int, binding: int) -> int:
     """Return the bytes of a window of weights that exceeds neither a binding nor the logits."""
     return min(binding, LOGIT_BYTES // (4 * chunk) * tensor_bytes((rows, columns), kind) // rows)
+
+
+def logit_rows(rows: int, classes: int, binding: int) -> int:
+    """Return the rows whose logits of all classes are computed together for a teacher."""
+    return min(rows, max(1, binding // (4 * classes) // LOGIT_ROWS) * LOGIT_ROWS)
 
 
 def _is_aligned(elements: int, kind: Kind) -> bool:

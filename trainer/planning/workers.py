@@ -18,6 +18,7 @@ from trainer.model.family import SavedActivations
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning import replica, vulkan
+from trainer.planning.device_models import DeviceModel
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import (
     BUSY_TOKENS,
@@ -47,6 +48,11 @@ class Room:
         """Bytes that a plan may fill; the rest is for fragmentation, drivers and libraries."""
         share = vulkan.USABLE if self.backend == "wgpu" else replica.USABLE
         return int(self.memory * share)
+
+
+def device_room(device: DeviceModel) -> Room:
+    """Return the memory of a device of a planned cluster."""
+    return Room(int(device.memory), device.backend)
 
 
 @dataclass(frozen=True)

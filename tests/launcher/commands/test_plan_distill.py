@@ -122,7 +122,7 @@ def test_a_teacher_may_compute_on_vulkan(capsys: pytest.CaptureFixture[str]) -> 
     assert run([*asked, "W5700X 128GB; CPU8-300GB, 1gbit"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"wgpu +bfloat16 +wgpu +<- .* streamed ", shown)
-    read = r"wgpu bfloat16 on W5700X: .* with \d of 64 layers resident, \d+ streamed from memory"
+    read = r"wgpu bfloat16 on W5700X: .* with \d+ of 64 layers resident, \d+ streamed from memory"
     assert re.search(read, shown)
     assert shown.splitlines()[-1].split(" --set ")[1:] == [
         "teacher.engine=wgpu",

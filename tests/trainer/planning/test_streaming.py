@@ -278,6 +278,17 @@ def test_a_pass_has_the_micro_batches_of_a_step_where_they_can_wait(
     assert bool(waits) == (on_device and tokens > LENGTH)
 
 
+@pytest.mark.parametrize("text", ["RTX4090 64GB", "W5700X 300GB"])
+def test_layers_are_computed_twice_before_one_is_read(text: str) -> None:
+    """As workers do unless `training.gradient_checkpointing` is off."""
+    for recompute, expected in ((None, "full"), (False, "none")):
+        request = replace(request_of("qwen3-32b", parse_cluster(text)), recompute=recompute)
+        worker = streamed_worker(request)
+        assert worker is not None
+        assert worker.training.resident is not None
+        assert worker.training.recompute == expected
+
+
 def test_a_group_hides_the_exchange_behind_its_whole_backward() -> None:
     shape, cluster = "llama-3.3-70b", parse_cluster("a: CPU28-24GB; b: CPU28-24GB; 0.1gbit")
     option = streamed_option(request_of(shape, cluster))

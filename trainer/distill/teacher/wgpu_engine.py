@@ -23,7 +23,7 @@ from trainer.data.tokens import Encoded
 from trainer.model.layout import GradientLayout, lay_out_tensors
 from trainer.planning.forward import ForwardSize
 from trainer.planning.teachers import BATCH
-from trainer.planning.vulkan_buffers import padded_length
+from trainer.planning.vulkan_buffers import logit_rows, padded_length
 from trainer.replica.backend import (
     Compute,
     UnusableError,
@@ -43,9 +43,6 @@ from trainer.replica.wgpu.planning import widest_activation
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
-
-_ALIGNED = 64
-"""Rows of logits begin at multiples of it: their numbers are a kernel argument."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +235,7 @@ def _bindable_rows(decoder: Decoder, limit: int) -> int:
 def _record_forward(pool: MemoryPool, decoder: Decoder, bucket: Bucket, limit: int) -> _Recording:
     """Record a forward on the pool's device, or plan it without one."""
     graph, columns = Graph(pool.device, limit), decoder.architecture.vocab_size
-    rows = min(bucket.chunk_rows, max(1, limit // (4 * columns) // _ALIGNED) * _ALIGNED)
+    rows = logit_rows(bucket.chunk_rows, columns, limit)
     vector = pool.take((bucket.words,), "u32", purpose="input")
     table = decoder.take_table(pool, bucket.rows)
     logits = pool.take((rows, columns), purpose="logits")

@@ -27,12 +27,17 @@ from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import open_torch
 from trainer.distill.teacher.wgpu_engine import WgpuEngine, open_wgpu
 from trainer.distill.workload import read_measured
-from trainer.planning.forward import ForwardSize
+from trainer.planning.forward import ForwardSize, frozen_setup
+from trainer.planning.model_config import read_shape
 from trainer.planning.vulkan import USABLE
+from trainer.planning.vulkan_buffers import BINDING_BYTES, padded_length
+from trainer.planning.vulkan_workers import plan_vulkan_forward
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.replica.wgpu import loaded_model
+from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -147,6 +152,34 @@ def test_memory_decides_which_layers_stay(
     monkeypatch.setattr(loaded_model, "measure_available_memory", lambda _: least - 4)
     with pytest.raises(InputError, match=r"are free; use fewer tokens$"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("tied", "dtype", "quantization"),
+    [
+        (True, "float32", "none"),
+        (False, "float32", "none"),
+        (False, "bfloat16", "none"),
+        (True, "bfloat16", "nf4"),
+    ],
+)
+def test_a_plan_of_sizes_is_what_a_forward_takes(
+    tiny_model: Any, tied: bool, dtype: str, quantization: Quantization
+) -> None:
+    """`launch plan --distill` knows sizes alone, and the least that a binding may span."""
+    sizes = {"vocab_size": 9000, "tie_word_embeddings": tied}
+    folder = tiny_model("qwen2", num_hidden_layers=4, **sizes)
+    size = ForwardSize(96, 20)
+    config, layout = wgpu_engine._freeze_all(folder, dtype, quantization, size.length)
+    setup = frozen_setup(4 if dtype == "float32" else 2, quantization)
+    for resident in (None, 3, 0):
+        pool = MemoryPool(None)
+        decoder = loaded_model.plan_decoder(folder, config, layout, pool, resident)
+        bucket = Bucket(4, padded_length(size.length), classify=False)
+        wgpu_engine._record_forward(pool, decoder, bucket, BINDING_BYTES)
+        taken = pool.report_budget()
+        planned = plan_vulkan_forward(read_shape(folder), setup, size, resident)
+        assert (planned.weights, planned.total) == (taken.parts["frozen"], taken.total)
 
 
 def test_a_batch_that_no_kernel_can_span_is_for_a_smaller_one(

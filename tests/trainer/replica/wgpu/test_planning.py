@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,14 @@ from trainer.model.architecture import read_architecture
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_config
+from trainer.planning.device_models import DeviceModel
+from trainer.planning.devices import PCIE, ClusterShape, HostPool
+from trainer.planning.model_config import read_shape
+from trainer.planning.strategies import Request, plan_option
+from trainer.planning.strategy import Strategy
+from trainer.planning.vulkan import USABLE
 from trainer.planning.vulkan_buffers import PLANNED_ENTRIES, count_slots, padded_length
+from trainer.planning.workers import RunMemory
 from trainer.replica.wgpu import planning
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
@@ -36,6 +44,7 @@ from trainer.system.errors import InputError
 if TYPE_CHECKING:
     from tests.trainer.tiny import Tiny
     from trainer.config.run import RunConfig
+    from trainer.planning.strategy import Method
 
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -220,6 +229,55 @@ def test_a_model_that_only_evaluates_has_no_gradients(
     gradients = sum(4 * slots.padded_size(block.index) for block in layout.blocks)
     saved = taken[0] - taken[1]  # also what they are read back to
     assert 2 * gradients <= saved < 2.1 * gradients
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_a_plan_of_sizes_is_the_engine_s_and_doctor_s(
+    device: Device,
+    tmp_path: Path,
+    tiny: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    method: Method,
+) -> None:
+    """`launch plan` knows sizes alone, `launch doctor` a model's headers, the engine all."""
+    tree = {**QWEN3_4B, "model_type": family, "num_hidden_layers": 8, "vocab_size": 4096}
+    tree |= {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8}
+    folder = write_hollow(tmp_path, tree)
+    nf4 = {"model__quantization": "nf4"} if method == "qlora" else {}
+    settings = {"task": "causal-lm", "model__dtype": "bfloat16", "data__max_seq_len": 16, **nf4}
+    config = tiny.config(folder, **settings, training__batch_size=8)
+    layout, memory = build_layout(folder, config), RunMemory.of_model_folder(folder, config)
+    chosen: list[int | None] = []
+    for again, resident, waiting in (
+        (False, None, 0),
+        (True, None, 0),
+        *((True, some, 7 * 16) for some in (5, 2, 0)),
+        (True, 0, 0),
+    ):
+        planned = plan_memory(
+            folder, config, layout, 1, recompute=again, resident=resident, waiting=waiting
+        )
+        free = math.ceil(planned.total / USABLE)
+        monkeypatch.setattr(planning, "measure_available_memory", lambda _, free=free: free)
+        engine = plan_replica(folder, config, layout, device)
+        card = DeviceModel(name="Radeon", flops=1e12, memory=free, watts=None, source="AMD")
+        pool = HostPool(hosts=1, devices=1, device=card, inside=PCIE)
+        request = Request(
+            shape=read_shape(folder),
+            cluster=ClusterShape(groups=(pool,), between=None),
+            method=method,
+            rank=config.lora.lora_rank,
+            length=config.data.max_seq_len,
+        )
+        option = plan_option(request, Strategy(), method)
+        assert option.training.resident == engine.resident
+        assert option.memory.total == engine.budget.total <= option.room
+        assert (option.training.recompute == "full") == engine.recompute
+        assert memory.plan_worker("wgpu", option.room).resident == engine.resident
+        chosen.append(engine.resident)
+    assert chosen == [None, None, 5, 2, 0, 0]
 
 
 def test_a_model_that_does_not_fit_is_refused(
