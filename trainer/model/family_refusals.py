@@ -63,3 +63,9 @@ FULL_REFUSED = {
     ),
 }
 """Why models of these types train by adapters alone."""
+INSEPARABLE = (
+    *("bamba", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
+    *("glm_moe_dsa", "hy_v4", "xlstm", "zaya"),
+)
+"""Types whose layers pass more than hidden states on, such as keys and values of another layer:
+they run no groups of micro-batches (`replica/torch/published_parts.py`)."""

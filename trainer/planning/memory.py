@@ -311,19 +311,23 @@ def waiting_activations(shape: ModelShape, training: TrainingSetup, strategy: St
     """Return the bytes of a group's micro-batches that wait while another one is computed.
 
     Those are the inputs of layers, or all that they keep if they are not computed again, and what
-    the last layer returns, whose place its gradient takes.
+    the last layer returns, whose place its gradient takes. Layers of transformers are called with
+    a rotation and at most two masks, which Motley's compute again.
     """
     layer = activations.of_layer(shape, training, strategy)
     row = activations.of_layer_input(shape, training, strategy).value
     again = training.recompute == "full"
     kept = 0 if training.evaluates else shape.layers * (row if again else layer.value)
+    mask = 4 if shape.kept is not None and shape.kept.scores else 1
+    called = 0 if shape.is_decoder else 8 * (shape.head_dim + 1) + 2 * mask * training.length
     return term(
         "activations of micro-batches that wait",
-        "tokens * (kept + input_bytes)",
+        "tokens * (kept + input_bytes + called)",
         OWN,
         tokens=training.waiting,
         kept=kept,
         input_bytes=row,
+        called=called,
     )
 
 

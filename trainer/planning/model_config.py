@@ -21,6 +21,7 @@ from trainer.model.families import (
     text_config,
 )
 from trainer.model.family import Family
+from trainer.model.family_refusals import INSEPARABLE
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import (
     TensorHeader,
@@ -227,6 +228,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         biases=0 if gated else 7 * hidden + inner,
         normalised_heads=family is not None and family.normalised_heads,
         kept=None if (known := known_family(tree)).code == "motley" else known.kept,
+        separable=kind not in INSEPARABLE,
         adapts_experts=family is not None and bool(converted_targets(family)),
         in_gguf=family is not None and bool(family.gguf),
         remark=_remark_unknown(tree),

@@ -172,16 +172,11 @@ def plan_memory(
         resident=resident,
         per_waiting_token=math.ceil(
             waiting_activations(model, replace(training, waiting=1), Strategy()).value
-            if runs_groups(model)
+            if model.separable
             else 0
         ),
         waits_on_host=waits_on_host(training),
     )
-
-
-def runs_groups(model: ModelShape) -> bool:
-    """Return whether a model runs layer by layer: not by transformers' code."""
-    return model.is_decoder
 
 
 def can_stream(config: RunConfig, *, evaluates: bool = False) -> bool:

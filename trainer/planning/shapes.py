@@ -49,6 +49,8 @@ class ModelShape:
     """Columns of their keys and values, each for all heads."""
     kept: SavedActivations | None = None
     """Activations that transformers' code keeps; None: Motley's decoder, or Megatron-LM's GPT."""
+    separable: bool = True
+    """Each layer can run a group of micro-batches before the next one does."""
     adapts_experts: bool = False
     """Adapters by default are on experts and routers too, as PEFT's."""
     counted: int | None = None

@@ -22,7 +22,7 @@ from trainer.planning.memory import (
     waiting_activations,
     waits_on_host,
 )
-from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE, runs_groups
+from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE
 from trainer.planning.resident_layers import (
     HEAD_STREAMED,
     choose_group,
@@ -240,7 +240,7 @@ def plan_worker(
             return parts.total <= room and waiting <= host
 
         most = max(1, min(rows * training.length, GROUP_TOKENS) // training.tokens)
-        if not runs_groups(shape):
+        if not shape.separable:
             most = 1
         chosen, memory = choose_group(plan, shape.layers, most, fits, lambda one: one[0].resident)
         if chosen.resident == 0:

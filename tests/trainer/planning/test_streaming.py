@@ -219,6 +219,21 @@ def test_a_mixture_of_experts_trains_on_devices_that_do_not_hold_it() -> None:
     assert radeons.refused == "wgpu computes no mixtures of experts"
 
 
+def test_a_group_is_planned_where_a_layer_can_run_one() -> None:
+    request = request_of("qwen3-30b-a3b", parse_cluster("CPU16-24GB, 0.2GB/s disk"))
+    rates: dict[bool, float] = {}
+    for separable in (True, False):
+        own = replace(request.shape, separable=separable)
+        worker = streamed_worker(replace(request, shape=own))
+        assert worker is not None
+        assert worker.reading is not None
+        assert worker.reading.tokens == worker.training.tokens + worker.training.waiting
+        assert bool(worker.training.waiting) == separable
+        assert worker.rate is not None
+        rates[separable] = worker.rate
+    assert rates[True] > 2 * rates[False]
+
+
 def test_a_pass_of_few_tokens_waits_for_the_reads() -> None:
     """512 tokens on the 4090: a layer's read takes 11.0 ms, its forward 6.7, backward 13.3."""
     found = reading_of("qwen3-32b", 75e12, 25e9, tokens=512)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -26,13 +27,14 @@ from tests.trainer.replica.test_families import (
 )
 from tests.trainer.replica.unlisted_models import SEES, write_tiny
 from trainer.model.families import FAMILIES, PLAIN
-from trainer.model.family_refusals import FULL_REFUSED, REFUSED, RENAMED
+from trainer.model.family_refusals import FULL_REFUSED, INSEPARABLE, REFUSED, RENAMED
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning import stored_layers
 from trainer.planning.model_config import check_folder_trains
 from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.replica import residence
+from trainer.replica.torch.layer_major import run_in_turn
 from trainer.replica.torch.linear import LoraLinear
 from trainer.replica.torch.streaming import StreamedHead
 from trainer.replica.torch.unlisted_family import check_class
@@ -124,9 +126,11 @@ def test_a_step_is_that_of_transformers_and_peft(
 def test_layers_and_heads_that_are_read_train_as_resident_ones(
     tiny: Tiny, tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a group of micro-batches, unless layers pass more than hidden states on."""
     monkeypatch.setattr(stored_layers, "HEAD_ELEMENTS", 32 * 64)
     folder, batch = write_tiny(tmp_path / "model", model_type), tiny.batch(3, "causal-lm")
-    config = tiny.config(folder, task="causal-lm", lora__lora_rank=4)
+    own: dict[str, Any] = {"lora__lora_rank": 4, "training__micro_batch_size": 1}
+    config = tiny.config(folder, task="causal-lm", **own)
     streamed = config.with_settings({"model.resident": 0})
     if model_type in (*OWN_PRODUCTS, "zamba"):
         shared = "has no tensors of its name"  # of Zamba, whose layers share weights
@@ -134,9 +138,16 @@ def test_layers_and_heads_that_are_read_train_as_resident_ones(
         with pytest.raises(InputError, match=why):
             start(folder, streamed)
         return
-    whole, read = (gradient(start(folder, each)[0], batch) for each in (config, streamed))
+    replica, _ = start(folder, streamed)
+    whole, read = gradient(start(folder, config)[0], batch), gradient(replica, batch)
     assert read[1].loss_sum == pytest.approx(whole[1].loss_sum, rel=1e-6)
     assert relative(read[0], whole[0]) < 1e-5  # experts with adapters: in another order
+    in_groups = replica._run_layers is not run_in_turn
+    assert in_groups == (model_type not in INSEPARABLE)
+    replica._run_layers = run_in_turn
+    again = gradient(replica, batch)
+    assert again[1].loss_sum == read[1].loss_sum
+    assert np.array_equal(again[0], read[0])
     monkeypatch.setattr(residence, "stream_head", lambda _found, plan, *_: plan(HEAD_STREAMED))
     replica, _ = start(folder, streamed)
     head: Any = replica._model.lm_head  # pyright: ignore[reportAttributeAccessIssue]

@@ -160,7 +160,7 @@ class MicroBatch:
     targets: Targets | None = None
     """Targets of a language model, on the device; `to` finds them."""
     hidden: Tensor | None = None
-    """`[B, T, D]` behind the last layer, where the layers have run; the last norm follows."""
+    """The final hidden states `[B, T, D]`, where they have been computed."""
     reference: Tensor | None = None
     """Log-probabilities of each row's targets of pairs by the reference, fp64 `[B]`."""
 

@@ -39,13 +39,12 @@ from trainer.replica.torch.device import available_bytes, spare_memory, usable_d
 from trainer.replica.torch.generator import make_generator
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.kd_loss import KDWeights, Sums
-from trainer.replica.torch.layer_major import LayerMajorOrder, run_in_turn
+from trainer.replica.torch.layer_major import choose_order
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import (
     compile_layers,
     flatten_parameters,
     freeze_a,
-    recompute_activations,
     trainable_parameters,
     write_weights,
 )
@@ -159,8 +158,6 @@ class TorchReplica:
         spare_memory(self._device, peak_bytes(self._plan, config), free)
         model = load_model(model_dir, config, self._device, resident=resident)
         freeze_a(model, model_dir, config)
-        if recompute:
-            recompute_activations(model)
         self._model: Any = model
         if config.method == "full" and resident is not None:
             self._weights = torch.empty(0)  # nothing of it trains
@@ -178,10 +175,9 @@ class TorchReplica:
         self._scale = LossScale(config, self._device, SCALE_OF_SUM)
         self.split = ShardSplit(config, self._plan, self._device)
         """The sizes of micro-batches and groups."""
-        self._run_layers = run_in_turn
-        if resident is not None and isinstance(model, Decoder):
-            order = LayerMajorOrder(model.model, self._autocast, recompute=recompute)
-            self._run_layers = order.run_group
+        self._run_layers = choose_order(
+            model, model_dir, self._autocast, recompute=recompute, in_groups=resident is not None
+        )
 
     def compile_layers(self) -> None:
         """Compile the layers by torch.compile: the first steps wait for it, later ones are faster.
