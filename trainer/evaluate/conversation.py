@@ -47,7 +47,8 @@ class Conversation:
         Raises:
             InputError: the model cannot be loaded.
         """
-        return self.model.open_generator(self._context - self._most, self._most, compute)
+        longest = self._context - self._most
+        return self.model.open_generator(longest, self._most, compute, batch=1)
 
     def reset_turns(self) -> None:
         """Forget all turns but the system's."""

@@ -98,20 +98,27 @@ class TextModel:
         return encode_prompts(self.encoder, self.trained.base_dir, samples)
 
     def open_generator(
-        self, longest: int, max_new_tokens: int, compute: Compute, opener: Opener | None = None
+        self,
+        longest: int,
+        max_new_tokens: int,
+        compute: Compute,
+        opener: Opener | None = None,
+        *,
+        batch: int = 8,
     ) -> tuple[str, str]:
         """Load the model for prompts of up to `longest` tokens.
 
         Returns the device, and why no earlier one was taken.
 
         Args:
+            batch: the most prompts that are continued together; layers stay beside so many.
             opener: returns the generator and why no earlier device was taken.
         """
         if opener is not None:
             self._generator, reason = opener(self.trained)
         else:
             self._generator, reason = _load_generator(
-                self.trained, longest, max_new_tokens, compute
+                self.trained, longest, max_new_tokens, compute, batch
             )
         return self._generator.device, reason
 
@@ -188,14 +195,15 @@ def complete_samples(
     model = TextModel(trained)
     prompts = model.encode(samples)
     longest = max(len(prompt) for prompt in prompts)
-    found = model.open_generator(longest, max_new_tokens, compute, opener)
+    batch = min(8, len(prompts))
+    found = model.open_generator(longest, max_new_tokens, compute, opener, batch=batch)
     if on_open is not None:
         on_open(*found)
     return model.complete_prompts(samples, prompts, max_new_tokens, sampling)
 
 
 def _load_generator(
-    trained: TrainedModel, longest: int, max_new_tokens: int, compute: Compute
+    trained: TrainedModel, longest: int, max_new_tokens: int, compute: Compute, batch: int
 ) -> tuple[Generator, str]:
     """Return a generator on the first usable backend, and why no earlier one was taken."""
     from trainer.replica.backend import (
@@ -221,6 +229,7 @@ def _load_generator(
             trained.weights,
             device,
             compute.threads,
+            batch=batch,
         )
 
     def load_on_vulkan() -> Generator:
@@ -238,6 +247,7 @@ def _load_generator(
                 device,
                 longest=longest,
                 max_new_tokens=max_new_tokens,
+                batch=batch,
             )
         except (DeviceError, InputError) as error:
             raise UnusableError(str(error)) from None

@@ -67,6 +67,8 @@ def test_each_answer_continues_all_turns_before_it(
     sampling = Sampling(temperature=1.0, seed=4)
     conversation = Conversation(load_trained(model), 6, sampling, "be brief")
     conversation.open_model(Compute(backend, threads=1))
+    generator: Any = conversation.model._generator
+    assert (generator._batch if backend == "wgpu" else generator.batch) == 1, "one has memory"
     said: list[str] = []
     for number, text in enumerate(("echo", "rm -rf", "ls")):
         pieces: list[str] = []
