@@ -130,7 +130,9 @@ def _is_equal(facts: Facts) -> Verdict:
     cluster = facts.request.cluster
     kinds = len({group.device.name for group in cluster.groups})
     text = f"{len(cluster.groups)} kinds of hosts with {kinds} kinds of devices share the work"
-    return cluster.is_equal, text
+    if cluster.is_equal:
+        text = f"{cluster.groups[0].title}: torch computes on none of them"
+    return cluster.may_share, text
 
 
 def _is_single(facts: Facts) -> Verdict:
@@ -326,7 +328,7 @@ _STAR = Rule(
 )
 ROOT = Rule(
     "equal",
-    "Are all devices equal?",
+    "Are all devices equal, and torch's?",
     _is_equal,
     Rule(
         "single",

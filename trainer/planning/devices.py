@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from trainer.planning.device_models import DeviceModel
+from trainer.system.backends import BACKENDS
 from trainer.system.errors import InputError
 
 GIB = 2**30
@@ -161,6 +162,12 @@ class ClusterShape:
     def is_equal(self) -> bool:
         """Whether all hosts and devices are equal."""
         return len(self.groups) == 1
+
+    @property
+    def may_share(self) -> bool:
+        """Whether one model may be spread over its devices: they are equal, and torch's."""
+        first = self.groups[0].device
+        return self.is_equal and (self.world == 1 or BACKENDS[first.backend].has_torch)
 
     @property
     def smallest(self) -> HostPool:

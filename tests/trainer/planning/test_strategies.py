@@ -109,6 +109,21 @@ def test_workers_of_one_host_exchange_as_they_are() -> None:
     assert found["motley"].time.exposed.value == 0
 
 
+@pytest.mark.parametrize(
+    ("cluster", "keys"),
+    [("2xW5700X", {"motley", "diloco"}), ("W5700X, 2 hosts, 1gbit", {"motley", "diloco"})],
+)
+def test_equal_devices_without_torch_hold_whole_models(cluster: str, keys: set[str]) -> None:
+    request = request_of("qwen3-8b", cluster, "qlora", length=512)
+    options = list_options(request)
+    assert {option.key for option in options} == keys
+    chosen = pick_strategy(request, options).option
+    assert chosen is not None
+    assert chosen.key == "motley"
+    alone = list_options(replace(request, cluster=parse_cluster("W5700X")))
+    assert [option.key for option in alone] == ["one-device"]
+
+
 def test_a_device_of_unknown_speed_is_planned_by_memory_alone() -> None:
     asked = request_of("7b", "2xRTX4090")
     group = asked.cluster.groups[0]
