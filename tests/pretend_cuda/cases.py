@@ -102,10 +102,10 @@ def compare_heads(case: str, folder: str, settings: Settings, real: bool = False
     """
     next(_steps(case, folder, settings, "cpu"))()  # what is imported must not see the device
     seen: list[int] = []
-    fetch = StreamedHead.fetch_rows
+    read = StreamedHead._read_rows
 
     def count_rows(head: StreamedHead, *given: Any, **more: Any) -> torch.Tensor:
-        found = fetch(head, *given, **more)
+        found = read(head, *given, **more)
         slots: Any = head._stream._slots
         rows = (slot.numel() // (4 * head.in_features) for slot in slots._slots)
         tensors = (each for each in gc.get_objects() if isinstance(each, torch.Tensor))
@@ -118,7 +118,7 @@ def compare_heads(case: str, folder: str, settings: Settings, real: bool = False
         patch.setattr(stored_layers, "HEAD_ELEMENTS", HEAD_ROWS * 128)
         patch.setattr(kd_loss, "LOGIT_ELEMENTS", 20 * VOCABULARY)
         patch.setattr(residence, "stream_head", lambda _found, plan, *_: plan(HEAD_STREAMED))
-        patch.setattr(StreamedHead, "fetch_rows", count_rows)
+        patch.setattr(StreamedHead, "_read_rows", count_rows)
         with attached() if real else inserted():
             for resident in ("all", 0):
                 own = settings | {"model.resident": resident}
