@@ -132,7 +132,7 @@ def _is_equal(facts: Facts) -> Verdict:
     text = f"{len(cluster.groups)} kinds of hosts with {kinds} kinds of devices share the work"
     if cluster.is_equal:
         text = f"{cluster.groups[0].title}: torch computes on none of them"
-    return cluster.may_share, text
+    return cluster.can_share_model, text
 
 
 def _is_single(facts: Facts) -> Verdict:

@@ -164,7 +164,7 @@ class ClusterShape:
         return len(self.groups) == 1
 
     @property
-    def may_share(self) -> bool:
+    def can_share_model(self) -> bool:
         """Whether one model may be spread over its devices: they are equal, and torch's."""
         first = self.groups[0].device
         return self.is_equal and (self.world == 1 or BACKENDS[first.backend].has_torch)

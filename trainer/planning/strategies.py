@@ -279,7 +279,7 @@ def list_combinations(request: Request) -> list[Strategy]:
     """Return the combinations that people use on such a cluster."""
     cluster, shape = request.cluster, request.shape
     world = cluster.world
-    if not cluster.may_share:
+    if not cluster.can_share_model:
         return [Strategy(world=world, data="motley"), Strategy(world=world, data="diloco")]
     if world == 1:
         return [Strategy()]
