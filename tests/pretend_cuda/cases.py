@@ -176,7 +176,7 @@ def scores(folder: Path, settings: Settings, device: str) -> Steps:
     given = dict(settings)
     resident = given.pop("model.resident", "all")
     config = run_config(str(folder), given)
-    layout, used = build_layout(folder, config), Compute(resident=resident).apply_resident(config)
+    layout, used = build_layout(folder, config), Compute(resident=resident).apply_storage(config)
     made = TorchReplica(folder, used, layout, device, threads=1, evaluates=True)
     if config.method == "lora":
         made.write_trainable(drawn_weights(folder, config))
@@ -293,7 +293,7 @@ def generation(folder: Path, settings: Settings, device: str) -> Steps:
     given = dict(settings)
     resident = given.pop("model.resident", "all")
     config = run_config(str(folder), given)
-    layout, used = build_layout(folder, config), Compute(resident=resident).apply_resident(config)
+    layout, used = build_layout(folder, config), Compute(resident=resident).apply_storage(config)
     weights = drawn_weights(folder, config) if config.method == "lora" else None
     made = load_generator(folder, used, layout, weights, device)
     for seed in count():

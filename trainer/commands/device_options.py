@@ -42,13 +42,21 @@ resident_option = click.option(
     default="auto",
     help="Layers that stay in memory; the others are read at each use. auto: what fits.",
 )
+_quantization_option = click.option(
+    "--quantization",
+    type=click.Choice(["none", "nf4"]),
+    help="nf4: linears and experts in 4 bits, as model.quantization. Default: as trained.",
+)
 
 
-def place_options(*backends: RequestedBackend, reads: bool = True) -> Callable[[Command], Command]:
+def place_options(
+    *backends: RequestedBackend, reads: bool = True, quantizes: bool = False
+) -> Callable[[Command], Command]:
     """Return a decorator that adds --gpu-backend, --gpu, --threads and --resident: `compute`.
 
     Args:
         reads: the command only computes forwards; else it has no --resident.
+        quantizes: the command uses a trained model; it has --quantization.
     """
     add = combine_options(
         click.option(
@@ -67,6 +75,7 @@ def place_options(*backends: RequestedBackend, reads: bool = True) -> Callable[[
         ),
         click.option("--threads", type=Threads(), help="CPU threads."),
         *([resident_option] if reads else []),
+        *([_quantization_option] if quantizes else []),
     )
 
     def decorate(command: Command) -> Command:
@@ -80,7 +89,8 @@ def place_options(*backends: RequestedBackend, reads: bool = True) -> Callable[[
         ) -> None:
             from trainer.replica.backend import Compute
 
-            command(compute=Compute(backend, gpu, threads, resident), **rest)
+            quantization = rest.pop("quantization") if quantizes else None
+            command(compute=Compute(backend, gpu, threads, resident, quantization), **rest)
 
         return cast("Command", add(call))
 

@@ -39,7 +39,7 @@ _LONGEST_NAME = 20
     "--held-out", is_flag=True, help="Only what MODEL's run held out of --data, its training data."
 )
 @click.option("--base", help="The base model of an adapter, if it has moved.")
-@place_options("auto", "cuda", "wgpu", "cpu")
+@place_options("auto", "cuda", "wgpu", "cpu", quantizes=True)
 @parallel_option
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as trained.")
 @lost_text_option

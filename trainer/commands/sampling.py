@@ -46,7 +46,7 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
             help="Seed of the draws above temperature 0.",
         ),
         click.option("--base", help="The base model of an adapter, if it has moved."),
-        place_options("auto", "cuda", "wgpu", "cpu"),
+        place_options("auto", "cuda", "wgpu", "cpu", quantizes=True),
     )
 
     def decorate(command: _Callback) -> _Callback:

@@ -276,6 +276,15 @@ class RunConfig(Section):
         """Whether adapters train, and only their B."""
         return self.method == "lora" and self.lora.freeze_a
 
+    def freezes_full(self, resident: int | None) -> bool:
+        """Return whether a full model is used, not trained: it is in NF4, or its layers are read.
+
+        Args:
+            resident: layers that stay in memory; None: all.
+        """
+        is_stored = resident is not None or self.model.quantization != "none"
+        return self.method == "full" and is_stored
+
     @property
     def classes(self) -> Classes | None:
         """The classes of a `classify` task: their names, or how many there are."""

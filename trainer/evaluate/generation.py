@@ -216,7 +216,7 @@ def _load_generator(
 
     length = longest + max_new_tokens
     data = trained.config.data.model_copy(update={"max_seq_len": length})
-    config = compute.apply_resident(trained.config.model_copy(update={"data": data}))
+    config = compute.apply_storage(trained.config.model_copy(update={"data": data}))
     trained = replace(trained, config=config)
 
     def load_on_torch(device: str) -> Generator:

@@ -113,8 +113,10 @@ def _load_model(trained: TrainedModel, compute: Compute) -> Any:
         device = torch.device(name)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
-        model: Any = load_published(trained.base_dir, trained.config, device)
-        flatten_parameters(model, trained.layout, device, trained.weights)
+        config = compute.apply_storage(trained.config)
+        model: Any = load_published(trained.base_dir, config, device)
+        if not config.freezes_full(None):
+            flatten_parameters(model, trained.layout, device, trained.weights)
         model.generation_config.eos_token_id = sorted(trained.open_encoder().stops)
         dtype = compute_dtype(trained.config, device)
         return _import_harness("lm_eval.models.huggingface").HFLM(

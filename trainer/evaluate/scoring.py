@@ -135,7 +135,7 @@ def score_file(
             compute.backend,
             compute.gpu,
             trained.base_dir,
-            compute.apply_resident(config),
+            compute.apply_storage(config),
             trained.layout,
             compute.threads,
             evaluates=True,

@@ -84,7 +84,8 @@ def used_setup(config: RunConfig, adapters: int, *, accelerator: bool) -> Traini
     """
     training = make_training_setup(config, accelerator=accelerator, recompute=True)
     if config.method == "full":
-        return replace(frozen_setup(4), length=training.length, classes=training.classes)
+        frozen = frozen_setup(4, config.model.quantization)
+        return replace(frozen, length=training.length, classes=training.classes)
     return replace(training, adapters=adapters)
 
 

@@ -141,9 +141,10 @@ def plan_memory(
     trainable = layout.size
     if config.method != "full":
         training = replace(training, adapters=trainable)
-    elif evaluates and resident is not None:  # what is read at each use is frozen
+    elif evaluates and config.freezes_full(resident):
         trainable = 0
-        training = replace(training, method="lora", adapters=0)
+        method = "qlora" if training.method == "qlora" else "lora"
+        training = replace(training, method=method, adapters=0)
     if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
         rows = config.training.micro_batch_size * config.rows_per_sample
         training = replace(training, rows=rows)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from trainer.config.run import Resident, RunConfig
+from trainer.config.run import Quantization, Resident, RunConfig
 from trainer.model.families import explain_transformers_only
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
@@ -58,13 +58,18 @@ class Compute:
     threads: int | None = None
     resident: Resident = "auto"
     """Layers that stay in memory; the others are read at each use."""
+    quantization: Quantization | None = None
+    """Format of linears and experts; None: as trained."""
 
-    def apply_resident(self, config: RunConfig) -> RunConfig:
-        """Return a config of a trained model that is used with so many resident layers.
+    def apply_storage(self, config: RunConfig) -> RunConfig:
+        """Return a config of a trained model that is used with these layers and weights.
 
-        Nothing trains, so that a full model takes a number, too.
+        Nothing trains, so that a full model takes a number and NF4, too.
         """
-        model = config.model.model_copy(update={"resident": self.resident})
+        changes: dict[str, object] = {"resident": self.resident}
+        if self.quantization is not None:
+            changes["quantization"] = self.quantization
+        model = config.model.model_copy(update=changes)
         return config.model_copy(update={"model": model})
 
 

@@ -201,7 +201,7 @@ USES = [
     for use in covering(
         (backend, family, kind, resident)
         for family in families
-        for kind in ("full", "lora", "nf4")
+        for kind in ("full", "full in nf4", "lora", "nf4")
         for resident in (0, 4)
     )
 ]
@@ -227,12 +227,13 @@ def test_answers_are_those_of_the_resident_model(
         folder = small.write_family(
             tmp_path / "model", deep_model, family, **small.DEEP_FAMILIES[family]
         )
-    if kind != "full":
+    if not kind.startswith("full"):
         settings: dict[str, Any] = {"model__quantization": "nf4"} if kind == "nf4" else {}
         settings["lora__target_modules"] = ATTENTION
         folder = write_adapter(tmp_path / "out", folder, make_config, **settings)
     command = [folder, "--prompt", "echo hello", "--prompt", "rm", "--max-new-tokens", 5, "--json"]
     command += ["--gpu-backend", backend, "--threads", 1, "--temperature", 1]
+    command += ["--quantization", "nf4"] if kind == "full in nf4" else []
     whole = objects(invoke(*command, "--resident", "all"))
     assert "stay in memory" not in caplog.text
     assert objects(invoke(*command, "--resident", resident)) == whole
@@ -278,6 +279,7 @@ def test_memory_decides_which_layers_stay_and_how_many_prompts_are_continued_at_
     ("more", "why"),
     [
         (["--parallel", "tensor=2"], "only one process; start"),
+        (["--quantization", "int8"], "'int8' is not one of"),
         (["--resident", "many"], "neither auto nor all nor a number of layers"),
     ],
 )

@@ -86,7 +86,10 @@ USES = [
         (backend, family, task, kind, resident)
         for family in families
         for task in ("classify", "causal-lm")
-        for kind in ("full", "full in bf16", "lora", "lora in bf16", "nf4")
+        for kind in (
+            *("full", "full in bf16", "full in nf4"),
+            *("lora", "lora in bf16", "lora in nf4", "nf4"),
+        )
         for resident in (0, 4)
     )
 ]
@@ -116,7 +119,7 @@ def test_scores_are_those_of_the_resident_model(
 
     method, _, narrow = kind.partition(" in ")
     settings: dict[str, Any] = {"task": task, **(NF4 if method == "nf4" else {})}
-    if narrow and method == "lora":
+    if narrow == "bf16" and method == "lora":
         settings["model__dtype"] = "bfloat16"
     settings["method"] = "full" if method == "full" else "lora"
     if method != "full":  # experts with adapters: other bits
@@ -127,7 +130,7 @@ def test_scores_are_those_of_the_resident_model(
             tmp_path / "model", deep_model, family, **small.DEEP_FAMILIES[family]
         )
     folder = train(tmp_path / "run", folder, make_config, **settings)
-    if narrow and method == "full":
+    if narrow == "bf16" and method == "full":
         path = folder / "model.safetensors"
         stored = {name: each.bfloat16() for name, each in load_file(path).items()}
         folder = shutil.copytree(folder, tmp_path / "narrow", ignore=lambda *_: ["run.json"])
@@ -144,11 +147,17 @@ def test_scores_are_those_of_the_resident_model(
 
     monkeypatch.setattr(replica, "load_model", keep)
     trained = load_trained(folder, max_seq_len=24)
+    packed = "nf4" if narrow == "nf4" else None
     found = [
-        score_file(trained, data, Compute(backend, threads=1, resident=asked))
+        score_file(trained, data, Compute(backend, threads=1, resident=asked, quantization=packed))
         for asked in ("all", resident)
     ]
     assert found[0] == found[1]
+    if packed:
+        plain = score_file(trained, data, Compute(backend, threads=1, resident="all"))
+        assert found[0] != plain
+        assert found[0].loss == pytest.approx(plain.loss, rel=0.1)
+        made.pop()
     assert [count_streamed(each) for each in made] == [0, 6 - resident]
 
 

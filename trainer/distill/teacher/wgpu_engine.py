@@ -151,7 +151,7 @@ def open_wgpu_generator(
         InputError: there is none, or the model cannot be loaded, or does not fit.
     """
     config, layout = _freeze_all(model_dir, dtype, quantization, length)
-    config = compute.apply_resident(config)
+    config = compute.apply_storage(config)
     with _open_device(model_dir, config, compute) as device:
         return load_generator(
             model_dir, config, layout, None, device, longest=length, max_new_tokens=0, batch=batch

@@ -58,7 +58,7 @@ def load_generator(
     place = torch.device(device)
     resident, batch = plan_generation(model_dir, config, layout, place, batch)
     model = load_model(model_dir, config, place, resident=resident)
-    if resident is None or config.method == "lora":
+    if not config.freezes_full(resident):
         flatten_parameters(model, layout, place, weights)
     return make_generator(model, model_dir, config, place, batch=batch)
 

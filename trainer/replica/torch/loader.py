@@ -66,6 +66,8 @@ def load_model(
     dtype = base_dtype(config)
     nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
 
+    streamed = streamed_layers(architecture.num_layers, resident)
+    from_file = nf4 is not None and (bool(streamed) or config.method == "full")
     adapted = config.lora.select_layers(architecture.num_layers)
 
     def freeze_layer(number: int, layer: Layer) -> None:
@@ -74,7 +76,6 @@ def load_model(
             cut(number, layer)
 
     with report_load_errors(model_dir, device, nf4=nf4 is not None):
-        streamed = streamed_layers(architecture.num_layers, resident)
         stored = StoredWeights(
             model_dir,
             dtype,
@@ -82,7 +83,7 @@ def load_model(
             nf4,
             mapped=cut is None,
             streamed=streamed,
-            codes=_quantise_once(model_dir, architecture, dtype) if nf4 and streamed else None,
+            codes=_quantise_once(model_dir, architecture, dtype) if from_file else None,
             reads_rows=reads_rows(config, resident, tied=architecture.tied),
         )
         where = str(model_dir / "config.json")
@@ -100,7 +101,7 @@ def load_model(
             part.requires_grad_(config.method == "full" or name == "score")
     if config.method == "lora":
         train_whole(model, config.lora.modules_to_save)
-    elif resident is not None:
+    elif config.freezes_full(resident):
         model.requires_grad_(False)
     return model
 

@@ -65,7 +65,7 @@ def prepare_for_training(
     if config.model.quantization == "nf4":
         keep_nf4_order(model, model_dir, device)
     full = config.method == "full"
-    model.requires_grad_(full)
+    model.requires_grad_(full and config.model.quantization == "none")
     if not full:
         lora = config.lora
         linears = lora.linears if modules is None else modules

@@ -74,7 +74,7 @@ def load_published(
         report_unreached(model, model_dir, make_autocast(config, device))
     if not full:
         train_whole(model, config.lora.modules_to_save)
-    elif resident is not None:
+    elif config.freezes_full(resident):
         model.requires_grad_(False)
     return model
 

@@ -159,7 +159,7 @@ class TorchReplica:
         model = load_model(model_dir, config, self._device, resident=resident)
         freeze_a(model, model_dir, config)
         self._model: Any = model
-        if config.method == "full" and resident is not None:
+        if config.freezes_full(resident):
             self._weights = torch.empty(0)  # nothing of it trains
         else:
             self._weights = flatten_parameters(model, layout, self._device)

@@ -79,6 +79,11 @@ class Ranks:
                 f"--resident {compute.resident}: with --parallel each process keeps its part of all"
                 " layers; leave it out"
             )
+        if compute.quantization is not None:
+            raise InputError(
+                f"--quantization {compute.quantization}: with --parallel each process holds its"
+                " part as it was trained; leave it out"
+            )
         self._environment = read_environment(variables)
         self._copies = self.parallel.count_copies(self._environment.world_size)
         self._compute = compute

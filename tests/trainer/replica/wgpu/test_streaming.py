@@ -116,7 +116,7 @@ def test_a_full_model_that_is_used_has_the_memory_of_two_layers(
     found: list[Any] = []
     taken: list[int] = []
     for resident in ("all", 0):
-        used = Compute(resident=resident).apply_resident(config)
+        used = Compute(resident=resident).apply_storage(config)
         model: Any = None
         gc.collect()
         before = device.allocated

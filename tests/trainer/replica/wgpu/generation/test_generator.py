@@ -227,7 +227,7 @@ def test_each_layer_takes_the_chunks_of_prompts_before_the_next_is_read(
     weights, read = initial_weights(layout, folder, config), list[int]()
 
     def find_logits(resident: Resident) -> tuple[list[list[int]], dict[tuple[int, int], bytes]]:
-        used = Compute(resident=resident).apply_resident(config)
+        used = Compute(resident=resident).apply_storage(config)
         made = generator.load_generator(
             folder, used, layout, weights, device, longest=382, max_new_tokens=2, batch=2
         )
@@ -334,7 +334,7 @@ def test_fewer_chunks_wait_where_memory_is_short(
     folder = tiny.model(num_hidden_layers=3)
     config = tiny.config(folder, task="causal-lm", method="full", data__max_seq_len=384)
     layout, shape = build_layout(folder, config), StepShape(1, 16, 384, 128)
-    config = Compute(resident=0).apply_resident(config)
+    config = Compute(resident=0).apply_storage(config)
     made = generator.load_generator(
         folder, config, layout, None, device, longest=300, max_new_tokens=2, batch=1
     )
@@ -385,7 +385,7 @@ def test_what_is_planned_is_what_is_taken(
     planned = generator._plan_step(
         folder, config, layout, device.binding_limit, shape, resident
     ).total
-    asked = Compute(resident="all" if resident is None else resident).apply_resident(config)
+    asked = Compute(resident="all" if resident is None else resident).apply_storage(config)
     gc.collect()
     before = device.allocated
     made = generator.load_generator(
