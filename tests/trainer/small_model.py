@@ -76,7 +76,8 @@ def write_hollow_weights(folder: Path) -> Path:
         for name, shape in model.layer_tensors()
     }
     shapes["model.norm.weight"] = (model.hidden_size,)
-    shapes["model.embed_tokens.weight"] = (model.vocab_size, model.hidden_size)
+    for name in ["model.embed_tokens.weight"] + ["lm_head.weight"] * (not model.tied):
+        shapes[name] = (model.vocab_size, model.hidden_size)
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():

@@ -11,7 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,6 +48,12 @@ class TensorHeader:
     file: Path
     begin: int
     end: int
+
+    def slice_rows(self, start: int, stop: int) -> TensorHeader:
+        """Return rows `start` to `stop` (exclusive) of a matrix."""
+        row = (self.end - self.begin) // self.shape[0]
+        begin, end = (self.begin + number * row for number in (start, stop))
+        return replace(self, shape=(stop - start, *self.shape[1:]), begin=begin, end=end)
 
 
 def stored_dtype(headers: Mapping[str, TensorHeader]) -> str:

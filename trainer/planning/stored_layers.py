@@ -18,6 +18,8 @@ LORA = "Hu et al., arXiv 2106.09685"
 FFA_LORA = "Sun et al., arXiv 2403.12313"
 HEAD_ELEMENTS = 1 << 25
 """Elements of a chunk of a head's rows: 64 MiB in bf16."""
+_ALIGNED_ROWS = 128
+"""Rows of any width that end at an aligned byte of a Vulkan device's memory, in bf16, too."""
 _WIDE = ("F32", "I32")
 
 
@@ -56,7 +58,7 @@ def head_bytes(shape: ModelShape) -> int:
 def reads_head(training: TrainingSetup) -> bool:
     """Return whether a language model's head is read in chunks of its rows at each use."""
     is_frozen = training.classes is None and "lm_head" not in training.whole
-    return training.resident == HEAD_STREAMED and is_frozen and not training.one_queue
+    return training.resident == HEAD_STREAMED and is_frozen
 
 
 def split_head(rows: int, columns: int) -> list[slice]:
@@ -65,6 +67,7 @@ def split_head(rows: int, columns: int) -> list[slice]:
     They depend on its shape alone, so that one that is read has the bits of one that stays.
     """
     count = max(1, HEAD_ELEMENTS // columns)
+    count -= count % _ALIGNED_ROWS if count > _ALIGNED_ROWS else 0
     return [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
 
 

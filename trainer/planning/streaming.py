@@ -33,6 +33,7 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import head_bytes, layer_bytes, reads_head
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.time import find_speed, flops_per_token, forward_flops_per_token
+from trainer.planning.vulkan_buffers import CHUNK_ROWS
 from trainer.planning.vulkan_workers import plan_device_memory
 from trainer.planning.workers import device_room
 from trainer.system.backends import BACKENDS
@@ -61,7 +62,7 @@ class ReadingPlan:
     copy: float = 0.0
     """Seconds to copy those layers, if the device computes nothing meanwhile."""
     head: float = 0.0
-    """Seconds to read the head for each chunk of logits, beyond those of its products."""
+    """Seconds to read the head for each chunk of logits, or to copy it, beyond its products'."""
 
     @property
     def directions(self) -> tuple[float, ...]:
@@ -134,11 +135,13 @@ def plan_reading(
     head = 0.0
     if reads_head(training):
         passes = 1 if training.evaluates else 3 if training.compared else 2
-        chunks = (
-            tokens / training.tokens * math.ceil(training.tokens * shape.vocab / LOGIT_ELEMENTS)
-        )
+        chunks = math.ceil(training.tokens * shape.vocab / LOGIT_ELEMENTS)
+        if training.one_queue:
+            chunks = math.ceil(training.tokens / CHUNK_ROWS)
+        read = passes * chunks * tokens / training.tokens * head_bytes(shape)
         products = 2 * passes * shape.table_parameters * tokens / flops
-        head = max(0.0, passes * chunks * head_bytes(shape) / source.rate - products)
+        copies = read / feed if training.one_queue else 0.0
+        head = max(copies, read / source.rate - products)
     return ReadingPlan(
         source=source,
         resident=training.resident,

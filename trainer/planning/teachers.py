@@ -298,9 +298,7 @@ def _make_option(
         weights = int8_opening_bytes(shape.parameters, largest, loaded)
         least = weights + working
     elif streams:
-        least = min(least, plan(0).total)
-        if place != "wgpu":  # where the head stays
-            least = min(least, plan(HEAD_STREAMED).total)
+        least = min(least, plan(0).total, plan(HEAD_STREAMED).total)
     elif kind.file:
         read = weights
         in_use = shape.layer_parameters + shape.table_parameters
@@ -326,7 +324,7 @@ def _make_option(
             chosen = choose_resident(
                 plan, shape.layers, lambda some, usable=usable: some.total <= usable
             )
-            if chosen.resident == 0 and place != "wgpu":
+            if chosen.resident == 0:
                 chosen = stream_head(chosen, plan, lambda some: some.total, usable)
             source = each.find_source(weights)
             rate, how = _read_layers(shape, setup, each, size, chosen.resident, source, rate)

@@ -16,7 +16,8 @@ from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, linear_path
 from trainer.model.header_layout import PEFT_PREFIX
 from trainer.model.layout import SIDE_A, GradientLayout
-from trainer.planning.resident_layers import resolve_resident, streamed_layers
+from trainer.planning.resident_layers import HEAD_STREAMED, resolve_resident, streamed_layers
+from trainer.planning.stored_layers import split_head
 from trainer.planning.vulkan_buffers import (
     BINDING_BYTES,
     CHUNK_ROWS,
@@ -39,8 +40,9 @@ from trainer.planning.vulkan_buffers import (
 USABLE = 0.95
 """Share of a device's free memory; the rest is for the driver and fragmentation."""
 EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 SLOTS = 2
-"""Layers whose memory all those have that are written at each use."""
+"""Layers whose memory all those have that are written at each use, and chunks of a head."""
 
 
 def plan_vulkan_memory(
@@ -123,7 +125,8 @@ def frozen_tensors(
     Linears are NF4 if the config says so; matrices have its dtype; vectors and adapters are fp32.
 
     Args:
-        resident: layers whose linears stay; None: those of `model.resident`.
+        resident: layers whose linears stay; None: those of `model.resident`. `HEAD_STREAMED`: none,
+            and the head is in chunks of its rows.
     """
     if config.method == "full":
         return
@@ -136,8 +139,13 @@ def frozen_tensors(
     tensors.append(("model.norm.weight", (model.hidden_size,)))
     if not _reads_embedding(model, config, resident):
         tensors.append((EMBEDDING, table))
-    if config.task == "causal-lm" and not model.tied:
-        tensors.append(("lm_head.weight", table))
+    if _streams_head(config, resident):
+        chunks = enumerate(split_head(*table))
+        tensors += [
+            (name_chunk(number), (rows.stop - rows.start, table[1])) for number, rows in chunks
+        ]
+    elif config.task == "causal-lm" and not model.tied:
+        tensors.append((HEAD, table))
     linears = tuple(f"{linear}.weight" for linear in LINEARS)
     matrix = matrix_kind(config)
     for name, shape in tensors:
@@ -151,30 +159,45 @@ def frozen_tensors(
                 yield f"{stem}{SIDE_A}", shape, "f32"
 
 
-def shared_linears(model: Architecture, config: RunConfig, resident: int | None) -> dict[str, str]:
-    """Return the frozen linears that are written at each use, each with whose memory it has.
+def name_chunk(number: int) -> str:
+    """Return the name of a chunk of a head's rows."""
+    return f"{HEAD}.{number}"
 
-    Two layers have memory, and the others share it by turns: one is used, one is written.
+
+def shared_matrices(model: Architecture, config: RunConfig, resident: int | None) -> dict[str, str]:
+    """Return the frozen matrices that are written at each use, each with whose memory it has.
+
+    Two layers have memory, and the others share it by turns: one is used, one is written. So do the
+    chunks of a head, after the layers and in their order.
 
     Args:
-        resident: layers whose linears stay; None: those of `model.resident`.
+        resident: as for `frozen_tensors`.
     """
+    chunks = 0
+    if _streams_head(config, resident):
+        chunks = len(split_head(model.vocab_size, model.hidden_size))
     resident = resolve_resident(config.model.resident, model.num_layers, resident)
     streamed = sorted(streamed_layers(model.num_layers, resident))
-    return {
+    linears = {
         f"model.layers.{layer}.{linear_path(linear)}.weight": (
             f"model.layers.{streamed[place % SLOTS]}.{linear_path(linear)}.weight"
         )
         for place, layer in enumerate(streamed)
         for linear in LINEARS
     }
+    return linears | {name_chunk(each): name_chunk(each % SLOTS) for each in range(chunks)}
+
+
+def _streams_head(config: RunConfig, resident: int | None) -> bool:
+    """Return whether a language model's head is written in chunks of its rows at each use."""
+    return resident == HEAD_STREAMED and config.task == "causal-lm"
 
 
 def _reads_embedding(model: Architecture, config: RunConfig, resident: int | None) -> bool:
     """Return whether of the embedding the rows of a micro-batch alone are on the device."""
     has_head = model.tied and config.task == "causal-lm"
     streams = resolve_resident(config.model.resident, model.num_layers, resident) is not None
-    return streams and not has_head
+    return streams and (not has_head or _streams_head(config, resident))
 
 
 def matrix_kind(config: RunConfig) -> Kind:
@@ -185,7 +208,7 @@ def matrix_kind(config: RunConfig) -> Kind:
 def _frozen_bytes(model: Architecture, config: RunConfig, resident: int | None) -> int:
     slots = count_slots(config.data.max_seq_len, 0)
     total = 2 * align_size(4 * slots * (model.head_dim // 2))  # tables of the rotary embedding
-    shared = shared_linears(model, config, resident)
+    shared = shared_matrices(model, config, resident)
     for name, shape, kind in frozen_tensors(model, config, resident):
         if shared.get(name, name) != name:
             continue
@@ -201,6 +224,7 @@ def _logit_columns(model: Architecture, config: RunConfig, chunk: int) -> int:
         rows = config.num_classes
     elif config.method == "lora" and config.model.dtype == "bfloat16":
         kind = "bf16"
+    rows = split_head(rows, model.hidden_size)[0].stop
     limit = logit_window_bytes(rows, model.hidden_size, kind, chunk, BINDING_BYTES)
     return next(row_windows(rows, model.hidden_size, kind, limit))[1]
 

@@ -29,15 +29,15 @@ def choose_residents(
     plan: Callable[[int | None], _Plan],
     choose: Callable[[int], _Plan],
     *,
-    size: Callable[[_Plan], int] = lambda _: 0,
-    usable: float = 0.0,
+    size: Callable[[_Plan], int],
+    usable: float,
 ) -> _Plan:
     """Return the plan with the layers that are asked to stay, and log how many do.
 
     Args:
         plan: returns that of a number of resident layers; None: all.
         choose: returns the plan of so many layers where `auto` is asked.
-        size: returns the bytes of a plan; by default its head stays.
+        size: returns the bytes of a plan.
         usable: bytes of the device that it may fill.
     """
     layers = read_shape(model_dir).layers

@@ -355,6 +355,32 @@ def test_a_head_is_read_where_it_does_not_fit_beside_two_layers() -> None:
     assert found.training.resident == HEAD_STREAMED, "transformers' code makes no difference"
 
 
+@pytest.mark.parametrize(("source", "extra"), [(8.0, 2 / 8), (0.5, 2 / 0.5 - 4 * 0.5 * 256 / 3500)])
+def test_a_device_with_one_queue_reads_a_head_once_a_direction_and_256_tokens(
+    source: float, extra: float
+) -> None:
+    """It copies chunks between its products, while the next are read.
+
+    Of 256 tokens a GB of the head, which are 0.5 billion weights, takes `extra` seconds.
+    """
+    pool = pool_of("W5700X", 3.5e12, 5, 8e9, 300)
+    request = request_of("llama-3.3-70b", ClusterShape(groups=(pool,), between=parse_link("1gbit")))
+    worker = streamed_worker(request)
+    assert worker is not None
+    assert worker.fits
+    assert worker.training.resident == HEAD_STREAMED
+    found = plan_reading(
+        request.shape,
+        worker.training,
+        3.5e12,
+        LayerSource(name="memory", rate=source * 1e9),
+        8e9,
+    )
+    assert found is not None
+    gigabytes, reads = 2 * 128_256 * 8192 / 1e9, found.tokens / 256
+    assert found.head == pytest.approx(gigabytes * reads * extra, rel=1e-3)
+
+
 def assumed_flops(worker: WorkerPlan) -> float:
     peak = worker.pool.device.flops
     assert peak is not None

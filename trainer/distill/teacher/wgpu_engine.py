@@ -54,6 +54,8 @@ class _Recording:
     """The embedding, or the rows of a batch's tokens."""
     logits: Array
     """f32 `[N, V]`, of one chunk of targets."""
+    chunks: list[list[str]]
+    """The segments that run for each chunk of targets."""
 
 
 class WgpuEngine:
@@ -83,16 +85,16 @@ class WgpuEngine:
         if uploads is not None:
             uploads.announce([graph.segments])
         # Some systems consider a device hung that is busy for seconds with one submission.
-        for name in graph.segments:
-            if uploads is not None:
-                uploads.write_layer(name)
-            graph.run(*graph.find_segment(name))
-            if name.startswith("head."):
-                logits = recording.logits.slice_rows(0, min(left, recording.logits.shape[0]))
-                yield torch.from_numpy(np.array(self._device.read(logits)))
-                left -= logits.shape[0]
-                if not left:
-                    return
+        for segments in recording.chunks:
+            for name in segments:
+                if uploads is not None:
+                    uploads.write_layer(name)
+                graph.run(*graph.find_segment(name))
+            logits = recording.logits.slice_rows(0, min(left, recording.logits.shape[0]))
+            yield torch.from_numpy(np.array(self._device.read(logits)))
+            left -= logits.shape[0]
+            if not left:
+                return
 
     def _find_recording(self, bucket: Bucket) -> _Recording:
         """Return the recording for a shape, the last one's if it is the same.
@@ -239,5 +241,5 @@ def _record_forward(pool: MemoryPool, decoder: Decoder, bucket: Bucket, limit: i
     vector = pool.take((bucket.words,), "u32", purpose="input")
     table = decoder.take_table(pool, bucket.rows)
     logits = pool.take((rows, columns), purpose="logits")
-    decoder.record_logits(graph, pool, bucket, vector, table, logits)
-    return _Recording(graph, vector, table, logits)
+    chunks = decoder.record_logits(graph, pool, bucket, vector, table, logits)
+    return _Recording(graph, vector, table, logits, chunks)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -328,14 +327,9 @@ class StreamedHead(nn.Module):
         self.shape = self.out_features, self.in_features + (bias is not None)
         self.weight = torch.empty(header.shape, dtype=dtype, device="meta")
         """Without values: classes ask for its dtype."""
-        row = (header.end - header.begin) // self.out_features
         self._chunks = split_head(*self.shape)
         for number, chunk in enumerate(self._chunks):
-            begin, end = (header.begin + place * row for place in (chunk.start, chunk.stop))
-            shape = chunk.stop - chunk.start, self.in_features
-            self._stream.add_weight(
-                number, name, replace(header, shape=shape, begin=begin, end=end)
-            )
+            self._stream.add_weight(number, name, header.slice_rows(chunk.start, chunk.stop))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., V]`, without a gradient."""

@@ -68,7 +68,9 @@ class FrozenWeights:
                 disk fails.
         """
         for read in self._reads[layer]:
-            file, part = self._files[read.file], f"layer {layer}"
+            names = self._places[layer]
+            part = f"layer {layer}" if len(names) > 1 else next(iter(names))
+            file = self._files[read.file]
             file.fill(memory[read.offset : read.offset + _span_size(read)], read.begin, part)
             file.check_unchanged(part)
         return sum(map(_span_size, self._reads[layer]))

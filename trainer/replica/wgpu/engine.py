@@ -114,12 +114,15 @@ class Engine:
         self._upload_vectors([member.micro for member in chain(*groups)])
         uploads = self._layer_uploads
         if uploads is not None:
-            uploads.announce(list(group[0].recording.parts) for group in groups)
+            uploads.announce(
+                member.list_segments(part)
+                for group in groups
+                for part in group[0].recording.parts
+                for member in group
+            )
         for group in groups:
             is_last = group is groups[-1]
             for part in group[0].recording.parts:
-                if uploads is not None:
-                    uploads.write_layer(part)
                 row = 0
                 for member in group:
                     more = encode_more if is_last and member is group[-1] else None
@@ -132,12 +135,18 @@ class Engine:
         self, member: Member, part: str, row: int, encode_more: EncodeMore | None
     ) -> None:
         """Submit a part of a micro-batch, whose values wait in the group's rows from `row` on."""
-        recording, names = member.recording, member.list_segments(part)
+        recording, names, uploads = (
+            member.recording,
+            member.list_segments(part),
+            self._layer_uploads,
+        )
         if part == "embed" and member.words is not None:
-            assert self._layer_uploads is not None
-            assert self._layer_uploads.embedding is not None
-            self._layer_uploads.embedding.write(recording.table, member.words)
+            assert uploads is not None
+            assert uploads.embedding is not None
+            uploads.embedding.write(recording.table, member.words)
         for name in names:
+            if uploads is not None:
+                uploads.write_layer(name)
             encoder = self._device.create_encoder()
             if name == names[0]:
                 if part in _WITH_INPUTS:

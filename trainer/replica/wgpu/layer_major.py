@@ -41,7 +41,10 @@ class Member:
     def list_segments(self, part: str) -> list[str]:
         """Return the segments of a part, without chunks of targets that are empty."""
         names = self.recording.parts[part].segments
-        return names[: max(1, self.micro.chunks)] if part == "head" else names
+        if part != "head":
+            return names
+        each = len(names) // self.micro.bucket.chunks
+        return names[: max(1, self.micro.chunks) * each]
 
 
 Group = Sequence[Member]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from trainer.model.header_layout import NamedTensor
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout, lay_out_tensors
 from trainer.model.safetensors_headers import read_config, read_headers
-from trainer.planning.resident_layers import choose_group
+from trainer.planning.resident_layers import HEAD_STREAMED, choose_group
 from trainer.planning.vulkan_buffers import count_slots
 from trainer.replica.residence import choose_residents
 from trainer.replica.rope import compute_rope_tables
@@ -141,10 +142,14 @@ def choose_layers(
             lambda found: found.resident,
             others=others,
         ),
+        # More tokens do not read a head less often.
+        size=lambda found: least(found.resident).total,
+        usable=math.inf if there is None else there * USABLE,
     )
     resident = chosen.resident
     if there is not None and not fits_device(1, chosen):
-        fewer = "fewer tokens" if resident == 0 else "--resident auto or fewer tokens"
+        streams = resident in (0, HEAD_STREAMED)
+        fewer = "fewer tokens" if streams else "--resident auto or fewer tokens"
         check_fits(least(resident), there, device.adapter.name, fewer)
     return resident
 

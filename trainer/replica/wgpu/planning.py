@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,6 +99,8 @@ def plan_replica(
             lambda _, found: fits_device(found),
             lambda found: found.resident,
         ),
+        size=lambda found: found.budget.total,
+        usable=math.inf if there is None else there * USABLE,
     )
     if there is not None:
         smaller = suggest_smaller(config, resident, recompute=again, evaluates=evaluates)

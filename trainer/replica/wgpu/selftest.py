@@ -30,7 +30,7 @@ from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 from trainer.replica.wgpu.layers import decoder_layer
 from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
-from trainer.replica.wgpu.layers.head import Head, LossSums, Targets
+from trainer.replica.wgpu.layers.head import Head, LossSums, Targets, split_matrix
 from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
 
 TOLERANCE = 1e-5
@@ -208,7 +208,8 @@ def _loss_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float]
     x = pool.take((fixture.ids.size, sizes.hidden))
     dx = _upload_weight(device, pool, np.zeros(x.shape, np.float32))
     table, dtable = weights["table"], gradients["table"]
-    head = Head(Norm(weights["norm"], gradients["norm"]), table, dtable, sizes.eps)
+    norm = Norm(weights["norm"], gradients["norm"])
+    head = Head(norm, split_matrix(table, dtable), sizes.eps)
     graph = Graph(device)
     embed_tokens(graph, table, ids, x)
     head.loss(graph, pool, x, Targets(rows, labels, counts, teacher), sums, dx=dx)

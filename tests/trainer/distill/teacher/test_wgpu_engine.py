@@ -27,13 +27,17 @@ from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import open_torch
 from trainer.distill.teacher.wgpu_engine import WgpuEngine, open_wgpu
 from trainer.distill.workload import read_measured
+from trainer.planning import stored_layers
 from trainer.planning.forward import ForwardSize, frozen_setup
 from trainer.planning.model_config import read_shape
+from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.planning.vulkan import USABLE
 from trainer.planning.vulkan_buffers import BINDING_BYTES, padded_length
 from trainer.planning.vulkan_workers import plan_vulkan_forward
+from trainer.replica import residence
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
+from trainer.replica.wgpu import batch as packing
 from trainer.replica.wgpu import loaded_model
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.device import Device
@@ -122,29 +126,65 @@ def test_logits_are_those_of_torch_and_of_the_resident_teacher(
 
 
 @pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(
+    ("family", "stored", "dtype", "tied"),
+    covering(
+        (family, stored, dtype, tied)
+        for family in ("qwen3", "llama")
+        for stored in ("float32", "bfloat16", "float16")
+        for dtype in ("float32", "bfloat16")
+        for tied in (True, False)
+    ),
+)
+def test_logits_of_a_head_that_is_read_are_those_of_the_resident_teacher(
+    tiny_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    stored: str,
+    dtype: str,
+    tied: bool,
+) -> None:
+    """Ten chunks of the head, each once for every chunk of 64 targets."""
+    folder = tiny_model(family, dtype=stored, num_hidden_layers=4, tie_word_embeddings=tied)
+    monkeypatch.setattr(stored_layers, "HEAD_ELEMENTS", 32 * 64)
+    monkeypatch.setattr(packing, "CHUNK_ROWS", 64)
+    expected = [each.tobytes() for each in logits_of(load(folder, dtype, "all"))]
+    monkeypatch.setattr(residence, "stream_head", lambda _found, plan, *_: plan(HEAD_STREAMED))
+    engine = load(folder, dtype, 0)
+    assert [each.tobytes() for each in logits_of(engine)] == expected
+    assert count_streamed(engine) == 4 + 10
+
+
+@pytest.mark.usefixtures("opened")
 def test_memory_decides_which_layers_stay(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The head stays if the least forward fits beside it."""
     caplog.set_level("INFO")
+    monkeypatch.setattr(stored_layers, "HEAD_ELEMENTS", 32 * 64)
     folder = tiny_model("qwen3", num_hidden_layers=8)
     planned: list[int] = []
     check = loaded_model.choose_layers
 
     def keep(model_dir: Path, asked: Resident, device: Device, plan: Any, least: Any) -> int | None:
-        planned[:] = [plan(1, some).total for some in (None, 3, 0)] + [least(0).total]
+        planned[:] = [plan(1, some).total for some in (None, 3, 0)]
+        planned.extend(least(some).total for some in (0, HEAD_STREAMED))
         return check(model_dir, asked, device, plan, least)
 
     monkeypatch.setattr(wgpu_engine, "choose_layers", keep)
     expected = logits_of(load(folder))
-    whole, three, none, least = planned
-    assert least < none < three < whole
-    for free, resident in ((whole, None), (three, 3), (none, 0), (least, 0)):
+    whole, three, none, kept, least = planned
+    assert least < kept < none < three < whole
+    cases = [(whole, None), (three, 3), (none, 0), (kept, 0), (kept - 4, -1), (least, -1)]
+    for free, resident in cases:
         memory = math.ceil(free / USABLE)
         monkeypatch.setattr(loaded_model, "measure_available_memory", lambda _, free=memory: free)
         caplog.clear()
-        engine = load(folder)
-        assert count_streamed(engine) == (0 if resident is None else 8 - resident)
-        line = rf"wgpu:\d: {resident} of 8 layers stay in memory, {8 - (resident or 0)} are read"
+        engine, stay = load(folder), max(0, resident or 0)
+        streamed = 8 + 10 if resident == HEAD_STREAMED else 8 - stay
+        assert count_streamed(engine) == (0 if resident is None else streamed)
+        head = "each use, and so is the head" if resident == HEAD_STREAMED else "each use\n"
+        line = rf"wgpu:\d: {stay} of 8 layers stay in memory, {8 - stay} are read .* {head}"
         assert bool(re.search(line, caplog.text)) == (resident is not None)
         assert [a.tobytes() for a in logits_of(engine)] == [b.tobytes() for b in expected]
     with pytest.raises(InputError, match=r"are free; use --resident auto or fewer tokens$"):

@@ -17,9 +17,11 @@ from trainer.model.architecture import read_architecture
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_config
+from trainer.planning import stored_layers
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import PCIE, ClusterShape, HostPool
 from trainer.planning.model_config import read_shape
+from trainer.planning.resident_layers import HEAD_STREAMED, resolve_resident
 from trainer.planning.strategies import Request, plan_option
 from trainer.planning.strategy import Strategy
 from trainer.planning.vulkan import USABLE
@@ -88,12 +90,14 @@ def test_qwen3_4b_in_nf4_fits_8_gb(tmp_path: Path, tiny: Tiny, task: str) -> Non
     assert kept.parts["frozen"] == pytest.approx(0.5625 * linears + 2 * embedding, rel=1e-3)
 
 
-def load_planned(folder: Path, config: RunConfig, pool: MemoryPool) -> Decoder:
+def load_planned(
+    folder: Path, config: RunConfig, pool: MemoryPool, resident: int | None = None
+) -> Decoder:
     """Return a model that trains, on memory of a pool without a device."""
     architecture, slots = read_architecture(folder), Slots(build_layout(folder, config))
     tables = count_slots(config.data.max_seq_len, 0), architecture.head_dim // 2
     tensors = Tensors(
-        take_frozen(architecture, config, pool),
+        take_frozen(architecture, config, pool, resident),
         slots.tensors_by_name(slots.take_arrays(pool, "trainable")),
         slots.tensors_by_name(slots.take_arrays(pool, "gradients")),
         (pool.take(tables, purpose="frozen"), pool.take(tables, purpose="frozen")),
@@ -109,29 +113,38 @@ def record(
     *,
     recompute: bool,
     evaluates: bool,
+    waits: bool = False,
 ) -> Recording:
     """Record a micro-batch of the longest samples."""
     sums = LossSums(Array(None, (1,)), Array(None, (1,)), Array(None, (1,), "u32"))
     entries = PLANNED_ENTRIES if config.distillation and not evaluates else 0
     length = padded_length(config.data.max_seq_len)
     bucket = Bucket(samples, length, config.task == "classify", entries)
-    waits = isinstance(config.model.resident, int)
     settings = RecordingSettings(bucket, training=not evaluates, keep=not recompute, waits=waits)
     return make_recording(decoder, pool, sums, settings)
 
 
 def recorded(
-    folder: Path, config: RunConfig, samples: int, *, recompute: bool, evaluates: bool
+    folder: Path,
+    config: RunConfig,
+    samples: int,
+    *,
+    recompute: bool,
+    evaluates: bool,
+    resident: int | None,
 ) -> dict[Purpose, int]:
     """Return what the engine takes to record a micro-batch, without a device."""
     pool = MemoryPool(None)
     if evaluates:
-        decoder = plan_decoder(folder, config, build_layout(folder, config), pool, None)
+        decoder = plan_decoder(folder, config, build_layout(folder, config), pool, resident)
     else:
-        decoder = load_planned(folder, config, pool)
-    recording = record(decoder, pool, config, samples, recompute=recompute, evaluates=evaluates)
+        decoder = load_planned(folder, config, pool, resident)
+    layers = decoder.architecture.num_layers
+    waits = resolve_resident(config.model.resident, layers, resident) is not None
+    ways = {"recompute": recompute, "evaluates": evaluates, "waits": waits}
+    recording = record(decoder, pool, config, samples, **ways)
     parts = pool.report_budget().parts
-    if isinstance(config.model.resident, int):
+    if waits:
         memory = WaitingMemory(MemoryPool(None))
         memory.reserve_rows(2 * recording.rows, recording)
         parts |= memory.pool.report_budget().parts
@@ -160,10 +173,35 @@ def test_the_plan_is_the_recording_to_the_byte(
     tree = {**QWEN3_4B, "model_type": model_type, "hidden_size": 256, "intermediate_size": 704}
     tree |= {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2}
     tree |= {"head_dim": 64, "vocab_size": 70_000, "attention_bias": True}
-    folder = write_hollow(tmp_path, tree)
+    check_plan(write_hollow(tmp_path, tree), tiny, settings)
+
+
+@pytest.mark.parametrize("chunk", [1 << 17, 16_000, 40_000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_plan_of_a_head_that_is_read_is_its_recording_to_the_byte(
+    tmp_path: Path,
+    tiny: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+    chunk: int,
+    dtype: str,
+    tied: bool,
+) -> None:
+    """One chunk, several, and two of which the last is smaller."""
+    tree = {**QWEN3_4B, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3}
+    folder = write_hollow(tmp_path, tree | {"vocab_size": 70_000, "tie_word_embeddings": tied})
+    monkeypatch.setattr(stored_layers, "HEAD_ELEMENTS", 256 * chunk)
+    check_plan(folder, tiny, {"task": "causal-lm", "model__dtype": dtype}, HEAD_STREAMED)
+
+
+def check_plan(
+    folder: Path, tiny: Tiny, settings: dict[str, Any], resident: int | None = None
+) -> None:
+    """Compare the plan of each part with what a recording takes."""
     config = tiny.config(folder, **settings)
     for samples, recompute, evaluates in ((1, False, False), (3, True, False), (3, False, True)):
-        ways = {"recompute": recompute, "evaluates": evaluates}
+        ways: dict[str, Any] = {"recompute": recompute, "evaluates": evaluates}
+        ways["resident"] = resident
         used, layout = config, build_layout(folder, config)
         if evaluates:
             used, layout = freeze_weights(folder, config, layout)

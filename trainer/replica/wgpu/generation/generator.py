@@ -254,12 +254,13 @@ class _Run:
             chunks.append(replace(self._pack_chunk(ids, starts), ends=ends))
         each = recorded.shape.group
         groups = [chunks[first : first + each] for first in range(0, len(chunks), each)]
-        parts, head = list(recorded.prefill.parts), ["head"]
+        parts, head = recorded.prefill.parts, recorded.single.parts["head"]
         if self._uploads is not None:
-            self._uploads.announce([*(parts for _ in groups), head])
+            turns = [part.segments for group in groups for part in parts.values() for _ in group]
+            self._uploads.announce([*turns, head.segments])
         for group in groups:
-            self._submit_parts(recorded.prefill, parts, group)
-        self._submit_parts(recorded.single, head, chunks[-1:])
+            self._submit_parts(recorded.prefill, list(parts), group)
+        self._submit_parts(recorded.single, ["head"], chunks[-1:])
         return self._device.read(recorded.logits)
 
     def next_logits(self, tokens: NDArray[np.int64], place: int) -> Logits:
@@ -272,7 +273,7 @@ class _Run:
             self._device.write(recorded.single.vector, chunk.vector)
             recorded.single.graph.run()
         else:
-            self._uploads.announce([parts])
+            self._uploads.announce([recorded.single.graph.segments])
             self._submit_parts(recorded.single, parts, [chunk])
         return self._device.read(recorded.logits)
 
@@ -295,8 +296,6 @@ class _Run:
         recorded, uploads, waits = self._recorded, self._uploads, len(group) > 1
         last = list(recorded.prefill.parts)[-1]
         for part in parts:
-            if uploads is not None:
-                uploads.write_layer(part)
             for number, chunk in enumerate(group):
                 if part == "embed" and chunk.tokens is not None:
                     assert uploads is not None
@@ -304,16 +303,20 @@ class _Run:
                     uploads.embedding.write(recording.table, chunk.tokens)
                 if part == "embed" or waits:
                     self._device.write(recording.vector, chunk.vector)
-                encoder, row = self._device.create_encoder(), number * recording.rows
-                if waits:
-                    recorded.waiting.encode_loads(encoder, recording, part, row)
-                recording.graph.encode(encoder, *recording.graph.find_segment(part))
-                if waits:
-                    recorded.waiting.encode_saves(encoder, recording, part, row)
-                for ended, sample in chunk.ends if part == last else ():
-                    row_hidden = _find_row(recording.parts[part].left["hidden"], ended)
-                    encode_copy(encoder, row_hidden, _find_row(recorded.hidden, sample))
-                self._device.submit(encoder)
+                row = number * recording.rows
+                for segment in recording.parts[part].segments:
+                    if uploads is not None:
+                        uploads.write_layer(segment)
+                    encoder = self._device.create_encoder()
+                    if waits:
+                        recorded.waiting.encode_loads(encoder, recording, part, row)
+                    recording.graph.encode(encoder, *recording.graph.find_segment(segment))
+                    if waits:
+                        recorded.waiting.encode_saves(encoder, recording, part, row)
+                    for ended, sample in chunk.ends if part == last else ():
+                        row_hidden = _find_row(recording.parts[part].left["hidden"], ended)
+                        encode_copy(encoder, row_hidden, _find_row(recorded.hidden, sample))
+                    self._device.submit(encoder)
 
 
 def _plan_step(

@@ -98,9 +98,10 @@ def record_step(pool: MemoryPool, decoder: Decoder, shape: StepShape, limit: int
         out = hidden if is_single else None
         parts = record_decoding(graph, pool, decoder, cache, inputs, out)
         if is_single:
-            parts["head"] = Part(["head"])
+            before = len(graph.segments)
             graph.begin_segment("head")
             decoder.head.logits(graph, pool, hidden, logits)
+            parts["head"] = Part(graph.segments[before:])
         return Recording(graph, vector, None, inputs.table, parts, rows)
 
     prefill, waiting = record_tokens(shape.chunk), WaitingMemory(pool)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, linear_path
-from trainer.planning.vulkan import EMBEDDING, matrix_kind
+from trainer.planning.stored_layers import split_head
+from trainer.planning.vulkan import EMBEDDING, HEAD, matrix_kind, name_chunk
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
@@ -23,7 +25,13 @@ from trainer.replica.wgpu.kernels.pool import gather_rows
 from trainer.replica.wgpu.layers import decoder_layer
 from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
-from trainer.replica.wgpu.layers.head import Head, LossSums, Targets
+from trainer.replica.wgpu.layers.head import (
+    Head,
+    HeadRows,
+    LossSums,
+    Targets,
+    split_matrix,
+)
 from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
 
 _PEFT = "base_model.model."
@@ -51,6 +59,15 @@ class Tensors:
         if name in self.weights:
             return self.weights[name], self.gradients.get(name)
         return self.frozen[name], None
+
+    def find_chunks(self, name: str, shape: tuple[int, int]) -> list[HeadRows]:
+        """Return a head's matrix of that name in chunks, which may be those of the device."""
+        if name in self.weights or name in self.frozen:
+            return split_matrix(*self.find_matrix(name))
+        return [
+            HeadRows(rows.start, self.frozen[name_chunk(number)])
+            for number, rows in enumerate(split_head(*shape))
+        ]
 
     def find_linear(self, stem: str, lora_scale: float) -> Linear:
         """Return a linear with its bias and adapter, if any."""
@@ -111,14 +128,18 @@ class Decoder:
         if EMBEDDING in tensors.weights or EMBEDDING in tensors.frozen:
             self._embedding, self._embedding_gradient = tensors.find_matrix(EMBEDDING)
         self._table_kind: Kind = matrix_kind(config)
-        name = "lm_head.weight"
+        name = HEAD
         if self._classify:
             # An adapter's run names the head as PEFT does; only a full one has the plain name.
             name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in tensors.weights)
         elif architecture.tied:
             name = EMBEDDING
+        table = (architecture.vocab_size, architecture.hidden_size)
         self.head = Head(
-            tensors.find_norm("model.norm.weight"), *tensors.find_matrix(name), self.eps
+            tensors.find_norm("model.norm.weight"),
+            tensors.find_chunks(name, table),
+            self.eps,
+            streams=name_chunk(0) in tensors.frozen,
         )
 
     def take_table(self, pool: MemoryPool, rows: int) -> Array:
@@ -147,7 +168,8 @@ class Decoder:
         """Record a micro-batch, forward and backward; gradients are `+=`.
 
         Segments: `embed`, `forward.N`, `head.N` for each chunk of targets, `backward.N` and
-        `embedding`. Backward may begin after the chunks that have targets.
+        `embedding`; after a `head.N` those of a head that streams. Backward may begin after the
+        chunks that have targets.
 
         Args:
             table: of `take_table`.
@@ -180,13 +202,13 @@ class Decoder:
             left = {f"hidden.{number + 1}": y} | name_kept(number)
             parts[name] = Part([name], {f"hidden.{number}": x}, left)
         dx = pool.take(size, purpose="activations")
-        parts["head"] = _head_part(bucket, {last: stream[-1]}, {last: dx})
         for chunk in range(bucket.chunks):
             graph.begin_segment(f"head.{chunk}")
             if chunk == 0:
                 fill(graph, dx, value=0.0)
             targets = self._chunk_targets(bucket, vector, chunk)
             self.head.loss(graph, pool, stream[-1], targets, sums, dx=dx)
+        parts["head"] = _head_part(graph, {last: stream[-1]}, {last: dx})
         for number in reversed(range(len(self.layers))):
             name, taken = f"backward.{number}", {f"hidden.{number}": stream[number], last: dx}
             graph.begin_segment(name)
@@ -224,11 +246,11 @@ class Decoder:
         Segments: `embed`, `forward.N`, `head.N`. predictions u32 `[B]` for a classifier.
         """
         x, parts = self._record_layers(graph, pool, bucket, vector, table)
-        parts["head"] = _head_part(bucket, {"hidden.0": x}, {})
         for chunk in range(bucket.chunks):
             graph.begin_segment(f"head.{chunk}")
             targets = self._chunk_targets(bucket, vector, chunk)
             self.head.loss(graph, pool, x, targets, sums, predictions=predictions)
+        parts["head"] = _head_part(graph, {"hidden.0": x}, {})
         pool.give_back(x)
         return parts
 
@@ -240,13 +262,14 @@ class Decoder:
         vector: Array,
         table: Array,
         logits: Array,
-    ) -> None:
+    ) -> list[list[str]]:
         """Record the logits at the targets of a micro-batch, forward alone.
 
-        Segments: `embed`, `forward.N`, `head.N`; each `head.N` overwrites `logits` `[N, V]`.
+        Return the segments that run for each chunk of targets, which overwrites `logits` `[N, V]`.
         """
         x, _ = self._record_layers(graph, pool, bucket, vector, table)
         rows, count = bucket.slice_vector(vector, "rows"), logits.shape[0]
+        ends: list[int] = [0]
         for number, first in enumerate(range(0, rows.size, count)):
             graph.begin_segment(f"head.{number}")
             chunk = rows.slice_rows(first, min(first + count, rows.size))
@@ -254,7 +277,9 @@ class Decoder:
             gather_rows(graph, x, chunk, picked)
             self.head.logits(graph, pool, picked, logits.slice_rows(0, chunk.size))
             pool.give_back(picked)
+            ends.append(len(graph.segments))
         pool.give_back(x)
+        return [graph.segments[start:stop] for start, stop in pairwise(ends)]
 
     def _record_layers(
         self, graph: Graph, pool: MemoryPool, bucket: Bucket, vector: Array, table: Array
@@ -306,8 +331,8 @@ class Decoder:
         return Shape(attention, model.hidden_size, model.intermediate_size, self.eps, self.rope)
 
 
-def _head_part(bucket: Bucket, taken: dict[str, Array], left: dict[str, Array]) -> Part:
-    return Part([f"head.{chunk}" for chunk in range(bucket.chunks)], taken, left)
+def _head_part(graph: Graph, taken: dict[str, Array], left: dict[str, Array]) -> Part:
+    return Part([name for name in graph.segments if name.startswith("head.")], taken, left)
 
 
 def _make_layer(tensors: Tensors, number: int, lora_scale: float, *, rotates: bool) -> Layer:

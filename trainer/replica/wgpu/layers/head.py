@@ -1,14 +1,18 @@
 """From the last hidden states to the loss and back: pooled classifier or language model.
 
 Only rows with targets are computed: the last token of each sample, or the positions with a target.
-They come in chunks of fixed size, so that one recording serves any number of them, and the
-vocabulary in windows, so that a large one needs no `[rows, V]` array.
+They come in chunks of fixed size, so that one recording serves any number of them. The vocabulary
+comes in chunks of a head's rows, and these in windows, so that a large one needs no `[rows, V]`
+array: forward from the first on, and with a gradient back from the last, which are still there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from trainer.planning.stored_layers import split_head
 from trainer.planning.vulkan_buffers import logit_window_bytes
 from trainer.replica.wgpu.gpu.array import Array, iterate_windows
 from trainer.replica.wgpu.gpu.graph import Graph
@@ -55,13 +59,46 @@ class LossSums:
 
 
 @dataclass(frozen=True)
+class HeadRows:
+    """Consecutive rows of a head's output matrix."""
+
+    first: int
+    """Rows before them."""
+    weight: Array
+    gradient: Array | None = None
+
+    @property
+    def count(self) -> int:
+        """Classes whose rows they are."""
+        return self.weight.shape[0]
+
+    def slice_rows(self, start: int, stop: int) -> HeadRows:
+        """Return some of them, the first at an aligned byte."""
+        gradient = None if self.gradient is None else self.gradient.slice_rows(start, stop)
+        return HeadRows(self.first + start, self.weight.slice_rows(start, stop), gradient)
+
+    def split_rows(self, limit: int) -> list[HeadRows]:
+        """Return them in windows of so many bytes of weights at most."""
+        return [self.slice_rows(*window) for window in iterate_windows(self.weight, limit)]
+
+
+def split_matrix(weight: Array, gradient: Array | None) -> list[HeadRows]:
+    """Return an output matrix `[V, D]` on the device in the chunks of `split_head`."""
+    whole, (rows, columns) = HeadRows(0, weight, gradient), weight.shape
+    return [whole.slice_rows(chunk.start, chunk.stop) for chunk in split_head(rows, columns)]
+
+
+@dataclass(frozen=True)
 class Head:
     """Final norm and output matrix `[V, D]`, which may be the embedding."""
 
     norm: Norm
-    weight: Array
-    gradient: Array | None
+    chunks: Sequence[HeadRows]
+    """The matrix; its products are those with one after the other."""
     eps: float
+    streams: bool = False
+    """Each chunk is written before it is used, and has a segment of its own: `S.forward.N` and
+    `S.backward.N` after the segment S in which a recording begins."""
 
     def loss(
         self,
@@ -79,6 +116,7 @@ class Head:
         dx `[M, D]` gets the chunk's rows (`=`), others stay. predictions u32 `[N]` are the classes
         of the largest logits; only where one window holds all classes.
         """
+        segment = self._find_segment(graph)
         count, width = targets.rows.size, x.shape[1]
         picked, normed = pool.take((count, width)), pool.take((count, width))
         gather_rows(graph, x, targets.rows, picked)
@@ -86,23 +124,32 @@ class Head:
         mark_non_finite(graph, normed, sums.flag)
 
         objective = _Objective.start(graph, pool, targets)
-        spans = list(iterate_windows(self.weight, self._window_bytes(graph, count)))
-        logits = pool.take((count, spans[0][1]), purpose="logits")
-        for start, stop in spans:
-            part = self._logits(graph, normed, logits, start, stop)
-            objective.add_window(graph, part, start)
+        rows, columns = self.chunks[0].weight.shape
+        kind, limit = self.chunks[0].weight.kind, graph.binding_limit
+        window_bytes = logit_window_bytes(rows, columns, kind, count, limit)
+        chunks = [chunk.split_rows(window_bytes) for chunk in self.chunks]
+        logits = pool.take((count, chunks[0][0].count), purpose="logits")
+        for number, windows in enumerate(chunks):
+            self._begin_chunk(graph, segment, "forward", number)
+            for window in windows:
+                part = _record_logits(graph, normed, logits, window)
+                objective.add_window(graph, part, window.first)
+        last = chunks[-1][-1]
         if predictions is not None:
-            assert len(spans) == 1, "predictions need all classes in one window"
+            assert last.first == 0, "predictions need all classes in one window"
             argmax_rows(graph, logits, predictions)
         objective.loss(graph, sums)
         if dx is not None:
             dnormed = pool.take((count, width))
-            for start, stop in spans:
-                part = Array(logits.buffer, (count, stop - start), offset=logits.offset)
-                if len(spans) > 1:  # a single window still has its logits
-                    part = self._logits(graph, normed, logits, start, stop)
-                objective.record_gradient(graph, part, start)
-                self._window_backward(graph, normed, part, dnormed, start, stop)
+            for number, windows in reversed(list(enumerate(chunks))):
+                self._begin_chunk(graph, segment, "backward", number)
+                for window in reversed(windows):
+                    part = Array(logits.buffer, (count, window.count), offset=logits.offset)
+                    if window is not last:  # which still has its logits
+                        part = _record_logits(graph, normed, logits, window)
+                    objective.record_gradient(graph, part, window.first)
+                    accumulate = window is not last
+                    _window_backward(graph, normed, part, dnormed, window, accumulate=accumulate)
             dpicked = pool.take((count, width))
             norm_backward(
                 graph, pool, self.norm, picked, dnormed, dpicked, eps=self.eps, accumulate=False
@@ -115,69 +162,85 @@ class Head:
 
     def logits(self, graph: Graph, pool: MemoryPool, x: Array, out: Array) -> None:
         """Record out `[N, V]`, the logits of all classes for hidden states x `[N, D]`."""
-        normed = pool.take(x.shape)
+        segment, normed = self._find_segment(graph), pool.take(x.shape)
         rms_norm(graph, x, self.norm.weight, normed, eps=self.eps)
-        for start, stop in iterate_windows(self.weight, graph.binding_limit):
-            gemm(
-                graph,
-                normed,
-                self.weight.slice_rows(start, stop),
-                out,
-                trans_b=True,
-                m=x.shape[0],
-                n=stop - start,
-                k=x.shape[1],
-                ldc=out.shape[1],
-                offsets=(0, 0, start),
-            )
+        for number, chunk in enumerate(self.chunks):
+            self._begin_chunk(graph, segment, "forward", number)
+            for window in chunk.split_rows(graph.binding_limit):
+                gemm(
+                    graph,
+                    normed,
+                    window.weight,
+                    out,
+                    trans_b=True,
+                    m=x.shape[0],
+                    n=window.count,
+                    k=x.shape[1],
+                    ldc=out.shape[1],
+                    offsets=(0, 0, window.first),
+                )
         pool.give_back(normed)
 
-    def _window_bytes(self, graph: Graph, count: int) -> int:
-        """Return the bytes of a window of weights that exceeds neither a binding nor the logits."""
-        rows, columns = self.weight.shape
-        return logit_window_bytes(rows, columns, self.weight.kind, count, graph.binding_limit)
+    def _find_segment(self, graph: Graph) -> str:
+        """Return the segment in which a recording of the head begins; empty if none is needed."""
+        return graph.segments[-1] if self.streams else ""
 
-    def _logits(self, graph: Graph, normed: Array, logits: Array, start: int, stop: int) -> Array:
-        """Record the logits `[N, stop - start]` of a window, dense, over those of another."""
-        part = Array(logits.buffer, (normed.shape[0], stop - start), offset=logits.offset)
-        gemm(
-            graph,
-            normed,
-            self.weight.slice_rows(start, stop),
-            part,
-            trans_b=True,
-            m=normed.shape[0],
-            n=stop - start,
-            k=normed.shape[1],
-        )
-        return part
-
-    def _window_backward(
-        self, graph: Graph, normed: Array, dlogits: Array, dnormed: Array, start: int, stop: int
+    def _begin_chunk(
+        self, graph: Graph, segment: str, direction: Literal["forward", "backward"], number: int
     ) -> None:
-        rows, width, classes = normed.shape[0], normed.shape[1], stop - start
+        if self.streams:
+            graph.begin_segment(f"{segment}.{direction}.{number}")
+
+
+def _record_logits(graph: Graph, normed: Array, logits: Array, window: HeadRows) -> Array:
+    """Record the logits `[N, count]` of a window, dense, over those of another."""
+    part = Array(logits.buffer, (normed.shape[0], window.count), offset=logits.offset)
+    gemm(
+        graph,
+        normed,
+        window.weight,
+        part,
+        trans_b=True,
+        m=normed.shape[0],
+        n=window.count,
+        k=normed.shape[1],
+    )
+    return part
+
+
+def _window_backward(
+    graph: Graph,
+    normed: Array,
+    dlogits: Array,
+    dnormed: Array,
+    window: HeadRows,
+    *,
+    accumulate: bool,
+) -> None:
+    """Record dnormed `[N, D]` (+)= dlogits W of a window, and its gradient `+=`."""
+    rows, width, classes = normed.shape[0], normed.shape[1], window.count
+    gemm(
+        graph,
+        dlogits,
+        window.weight,
+        dnormed,
+        m=rows,
+        n=width,
+        k=classes,
+        accumulate=accumulate,
+    )
+    if window.gradient is not None:
         gemm(
             graph,
             dlogits,
-            self.weight.slice_rows(start, stop),
-            dnormed,
-            m=rows,
+            normed,
+            window.gradient,
+            trans_a=True,
+            m=classes,
             n=width,
-            k=classes,
-            accumulate=start > 0,
+            k=rows,
+            accumulate=True,
         )
-        if self.gradient is not None:
-            gemm(
-                graph,
-                dlogits,
-                normed,
-                self.gradient.slice_rows(start, stop),
-                trans_a=True,
-                m=classes,
-                n=width,
-                k=rows,
-                accumulate=True,
-            )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Layers that are not resident, written to the device just before the segment that uses them.
 
 Two layers of the device's memory are theirs by turns: a queue runs in order, so a layer is written
-when all that used the one before it in its place has been computed.
+when all that used the one before it in its place has been computed. Chunks of a head that is not
+resident have two more places, and are written as layers after the last.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class LayerUploads:
 
     Args:
         layers: their tensors; layers whose places in the order differ by two have the same memory.
+        head: the chunks of a head, of which the same is true; none if it is resident.
         opened: keeps their files until this object is gone.
 
     Raises:
@@ -41,12 +43,20 @@ class LayerUploads:
     """
 
     def __init__(
-        self, device: Device, layers: Mapping[int, StoredTensors], opened: ExitStack
+        self,
+        device: Device,
+        layers: Mapping[int, StoredTensors],
+        head: Sequence[StoredTensors],
+        opened: ExitStack,
     ) -> None:
-        self._device, self._layers, self._opened = device, layers, opened
+        self._device, self._opened = device, opened
+        self._slots = {layer: place % SLOTS for place, layer in enumerate(sorted(layers))}
+        self._first_chunk = max(layers) + 1
+        chunks = dict(enumerate(head, self._first_chunk))
+        self._slots |= {chunk: SLOTS + place % SLOTS for place, chunk in enumerate(chunks)}
+        self._layers = layers = {**layers, **chunks}
         self._order = sorted(layers)
-        self._slots = {layer: place % SLOTS for place, layer in enumerate(self._order)}
-        self._present: list[int | None] = [None] * SLOTS
+        self._present: list[int | None] = [None] * (2 * SLOTS)
         self._coming: deque[int] = deque()
         self._computed: Callable[[], None] | None = None
         self.feed = LayerFeed(
@@ -63,7 +73,7 @@ class LayerUploads:
 
     def announce(self, graphs: Iterable[Sequence[str]]) -> None:
         """Take the segments of the graphs that will be submitted, in their order."""
-        layers = (_layer_number(name) for segments in graphs for name in segments)
+        layers = (self._find_layer(name) for segments in graphs for name in segments)
         self._coming = deque(layer for layer in layers if layer in self._slots)
 
     def write_layer(self, segment: str) -> None:
@@ -73,7 +83,7 @@ class LayerUploads:
             InputError: the layer cannot be read.
             DeviceError: the device fails.
         """
-        layer = _layer_number(segment)
+        layer = self._find_layer(segment)
         if layer not in self._slots:
             return
         announced = self._coming.popleft()
@@ -88,6 +98,13 @@ class LayerUploads:
             raw = self.feed.tensor(layer, name)
             _write_bytes(self._device, array, _convert_bytes(raw, header.dtype, array.kind))
         self._present[slot] = layer
+
+    def _find_layer(self, segment: str) -> int | None:
+        """Return the layer of a segment, or of a head's its chunk; None for other segments."""
+        part, _, number = segment.rpartition(".")
+        if part in ("forward", "backward"):
+            return int(number)
+        return self._first_chunk + int(number) if part.endswith(("forward", "backward")) else None
 
     def _find_following(self, layer: int) -> int | None:
         """Return the layer that is read after this one; None: the device has all."""
@@ -143,9 +160,3 @@ def _convert_bytes(raw: np.ndarray, dtype: str, kind: Kind) -> np.ndarray:
         return raw
     values = convert_stored(raw, dtype)
     return (to_bf16(values) if kind == "bf16" else values).view(np.uint8)
-
-
-def _layer_number(segment: str) -> int | None:
-    """Return the layer of `forward.N` and `backward.N`; None for other segments."""
-    part, _, number = segment.partition(".")
-    return int(number) if part in ("forward", "backward") else None

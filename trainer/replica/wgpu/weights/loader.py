@@ -15,7 +15,8 @@ from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import SIDE_A, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
-from trainer.planning.vulkan import EMBEDDING, frozen_tensors, shared_linears
+from trainer.planning.stored_layers import split_head
+from trainer.planning.vulkan import EMBEDDING, HEAD, frozen_tensors, name_chunk, shared_matrices
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.weights.floats import from_bf16, stored_values, to_bf16
 from trainer.replica.weights.nf4_file import ABSMAX, open_quantized
@@ -37,7 +38,7 @@ class FrozenBase:
     """Everything that does not train, on the device."""
 
     arrays: dict[str, Array]
-    """By the layout's names; linears that are not resident share them."""
+    """By the layout's names; matrices that are not resident share them."""
     uploads: LayerUploads | None
     """Writes the layers that are not resident; None: all are."""
 
@@ -55,10 +56,13 @@ def take_frozen(
     Raises:
         OutOfMemoryError: it does not fit.
     """
-    shared, taken = shared_linears(model, config, resident), dict[str, Array]()
+    shared, taken = shared_matrices(model, config, resident), dict[str, Array]()
     for name, shape, kind in frozen_tensors(model, config, resident):
         array = taken.get(shared.get(name, name))
-        taken[name] = pool.take(shape, kind, purpose="frozen") if array is None else array
+        if array is None:
+            taken[name] = pool.take(shape, kind, purpose="frozen")
+        else:  # the last chunk of a head may have fewer rows
+            taken[name] = array.slice_rows(0, shape[0])
     return taken
 
 
@@ -75,9 +79,13 @@ def load_frozen(
     assert device is not None, "a plan cannot be loaded"
     architecture = read_architecture(model_dir)
     arrays = take_frozen(architecture, config, pool, resident)
-    shared = shared_linears(architecture, config, resident)
+    shared = shared_matrices(architecture, config, resident)
     drawn = {name for name in arrays if name.endswith(SIDE_A)}
-    headers = _stored_headers(model_dir, {name: arrays[name] for name in arrays.keys() - drawn})
+    chunks = _list_chunks(model_dir, architecture, arrays) if name_chunk(0) in arrays else []
+    single = arrays.keys() - drawn - {name_chunk(number) for number in range(len(chunks))}
+    headers = _find_stored(model_dir, single)
+    for name, header in headers.items():
+        assert header.shape == arrays[name].shape, f"{name}: the layout would have refused this"
     for name in drawn:
         slot = TensorSlot(name, arrays[name].shape, 0)
         _upload_chunks(device, arrays[name], [initial_tensor(headers, config.training.seed, slot)])
@@ -102,27 +110,34 @@ def load_frozen(
             for header, array in stored_parts(name).values():
                 _upload_chunks(device, array, _read_raw(header))
         layers: dict[int, StoredTensors] = {}
-        for name in shared:
+        for name in filter(single.__contains__, shared):
             layers.setdefault(int(name.split(".")[2]), {}).update(stored_parts(name))
         # A file that no cache keeps goes with what reads it.
-        uploads = LayerUploads(device, layers, opened.pop_all()) if layers else None
+        uploads = LayerUploads(device, layers, chunks, opened.pop_all()) if layers else None
     if uploads is not None and EMBEDDING not in arrays:
-        stored = read_headers(model_dir)
-        uploads.embedding = EmbeddingRows(
-            device, stored[stored_name(stored, EMBEDDING) or EMBEDDING]
-        )
+        uploads.embedding = EmbeddingRows(device, _find_stored(model_dir, [EMBEDDING])[EMBEDDING])
     return FrozenBase(arrays, uploads)
 
 
-def _stored_headers(model_dir: Path, arrays: dict[str, Array]) -> dict[str, TensorHeader]:
+def _list_chunks(
+    model_dir: Path, model: Architecture, arrays: dict[str, Array]
+) -> list[StoredTensors]:
+    """Return the chunks of a head that is not resident, in order."""
+    (whole,) = _find_stored(model_dir, [EMBEDDING if model.tied else HEAD]).values()
+    return [
+        {HEAD: (whole.slice_rows(rows.start, rows.stop), arrays[name_chunk(number)])}
+        for number, rows in enumerate(split_head(model.vocab_size, model.hidden_size))
+    ]
+
+
+def _find_stored(model_dir: Path, names: Iterable[str]) -> dict[str, TensorHeader]:
     headers = read_headers(model_dir)
     found: dict[str, TensorHeader] = {}
-    for name, array in arrays.items():
+    for name in names:
         stored = stored_name(headers, name)
         if stored is None:
             raise InputError(f"{model_dir}: {name} is missing from the weights")
         found[name] = headers[stored]
-        assert found[name].shape == array.shape, f"{name}: the layout would have refused this"
     return found
 
 
