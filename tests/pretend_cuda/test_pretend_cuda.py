@@ -103,6 +103,7 @@ STREAMED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "recomputed": ("worker", BF16 | {"model.dtype": "bfloat16"} | RECOMPUTED),
     "qlora": ("worker", BF16 | NF4),
     "qlora-recomputed": ("worker", FP32 | NF4 | RECOMPUTED),
+    "qlora-packed": ("worker", FP32 | NF4 | RECOMPUTED | {"training.pack": True}),
     "classifier": ("worker", FP32 | CLASSIFY),
     "classifier-recomputed": ("worker", FP32 | CLASSIFY | NF4 | RECOMPUTED),
     "dpo": ("worker", FP32 | DPO | NF4),
@@ -259,7 +260,7 @@ def test_a_head_of_a_model_of_transformers_is_read_with_the_same_bits(
     assert found["rows"] == 128
 
 
-@pytest.mark.parametrize("name", ["qlora", "qlora-recomputed"])
+@pytest.mark.parametrize("name", ["qlora", "qlora-recomputed", "qlora-packed", "dpo"])
 def test_experts_that_are_copied_at_each_use_give_the_bits_of_resident_ones(
     place: Place, experts: str, name: str
 ) -> None:

@@ -86,7 +86,7 @@ class PublishedParts:
         """
         rest, more = call
         found = self.layers[number](hidden, *rest, **more)
-        return found[0] if isinstance(found, tuple) else found
+        return found if isinstance(found, Tensor) else found[0]
 
     def run_remainder(self, hidden: Tensor, micro: MicroBatch) -> Tensor:
         """Return the final hidden states `[B, T, D]` from the last layer's output."""

@@ -191,7 +191,7 @@ class Loop(nn.Module):
             if self.does == "unpacks":
                 x, _ = found
             else:
-                x = found[0] if self.does == "tuples" else found
+                x = found[0] if self.does in ("tuples", "lists") else found
             x = 2 * x if self.does == "scales" else x
         return SimpleNamespace(last_hidden_state=self.norm(x + start * (self.does == "adds")))
 
@@ -206,6 +206,8 @@ class Step(nn.Module):
     def forward(self, hidden_states: torch.Tensor, more: Any = None) -> Any:
         assert (more is None) == (self.does not in ("state", "trains", "keyword"))
         found = hidden_states + self.linear(hidden_states).tanh()
+        if self.does == "lists":
+            return [found]
         return (found, None) if self.does in ("tuples", "unpacks") else found
 
 
@@ -230,7 +232,7 @@ def test_what_a_loop_does_beside_is_named(does: str, reason: str) -> None:
     assert not any("forward" in vars(layer) for layer in model.model.layers)
 
 
-@pytest.mark.parametrize("does", ["", "tuples", "keyword"])
+@pytest.mark.parametrize("does", ["", "tuples", "lists", "keyword"])
 def test_a_plain_loop_is_its_parts_one_after_the_other(does: str) -> None:
     model = nn.Module()
     model.model = Loop(does)
