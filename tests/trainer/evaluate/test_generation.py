@@ -35,6 +35,7 @@ from trainer.planning.model_config import read_shape
 from trainer.planning.replica import USABLE
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
+from trainer.run.distributed.inference import Ranks
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -287,6 +288,11 @@ def test_what_keeps_all_layers_refuses_a_number(model: Path, more: list[str], wh
     result = invoke(model, "--prompt", "x", "--resident", 1, *more)
     assert result.exit_code
     assert why in (str(result.exception) + result.output)
+
+
+def test_processes_that_share_a_model_refuse_another_format() -> None:
+    with pytest.raises(InputError, match=r"^--quantization nf4: with --parallel each process"):
+        Ranks("tensor=2", Compute(quantization="nf4"), {"RANK": "0"})
 
 
 def test_a_file_that_is_cut_ends_an_answer_with_one_line(model: Path, tmp_path: Path) -> None:
