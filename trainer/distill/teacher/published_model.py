@@ -43,20 +43,21 @@ def load_published(
     model.requires_grad_(False).eval()
 
     def hidden_states(ids: Tensor) -> Tensor:
-        return model.base_model(ids, use_cache=False).last_hidden_state
+        hidden = model.base_model(ids, use_cache=False).last_hidden_state
+        return hidden.to(dtype)  # Mamba's are fp32
 
     def compute_logits(ids: Tensor) -> Tensor:
         return model(ids, use_cache=False).logits
 
     vocab_size: int = model.config.vocab_size
-    if _is_head_alone(model, device):
+    if _is_head_alone(model, dtype, device):
         return ModelParts(model, hidden_states, model.get_output_embeddings(), vocab_size)
     log.info("the logits of %s are more than a product with its head", model_dir)
     return ModelParts(model, compute_logits, lambda rows: rows, vocab_size)
 
 
 @torch.no_grad()
-def _is_head_alone(model: Any, device: torch.device) -> bool:
+def _is_head_alone(model: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the head on the last hidden states gives the model's logits.
 
     Some models scale or cap their head's output. The forward is short, since its weights may have
@@ -76,4 +77,4 @@ def _is_head_alone(model: Any, device: torch.device) -> bool:
             f" says vocab_size {vocab_size}"
         )
     head = model.get_output_embeddings()
-    return head is not None and torch.equal(head(seen[0]), logits)
+    return head is not None and torch.equal(head(seen[0].to(dtype)).to(logits.dtype), logits)
