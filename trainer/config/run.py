@@ -430,8 +430,8 @@ def load_config(source: str | Path | None, overrides: Mapping[str, Any] | None =
     """
     given = dict(overrides or {})
     if not {"data.train", "data"}.isdisjoint(given) and is_preset(source):
-        data = given.get("data")
-        if isinstance(data, Mapping):  # the whole section
+        if isinstance(given.get("data"), Mapping):  # the whole section
+            data: Mapping[str, Any] = given["data"]
             given |= {f"data.{key}": value for key, value in data.items()} | given
         given.setdefault("data.validation", None)  # a preset's is of its own data
         if not given["data.validation"] and not given.get("data.validation_fraction"):
