@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.families import TEACHERS
 from tests.trainer.published_forms import as_one_that_sees, changed
 from tests.trainer.small_teacher import SIZES, teach, wish, write_corpus, write_teacher
-from trainer.distill.teacher.engines import engine_kind
+from trainer.distill.teacher.engines import WeightType, engine_kind
 from trainer.distill.teacher.generation import AnswerRequest, AnswerRun, assign_answers
 from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import TorchEngine
@@ -65,7 +65,9 @@ def test_torch_gives_the_logits_of_transformers(tiny: Tiny, model_type: str) -> 
 def test_openvino_refuses_in_one_line_before_it_loads_anything(tiny: Tiny, model_type: str) -> None:
     reason = "refuses a mixture" if model_type in SPARSE else "refuses recurrent layers"
     with pytest.raises(InputError, match=rf"{reason}.*; use --engine torch$") as refused:
-        engine_kind("openvino").open(tiny.model(model_type), "float32", CPU, ForwardSize(64, 64))
+        engine_kind("openvino").open(
+            tiny.model(model_type), WeightType("float32"), CPU, ForwardSize(64, 64)
+        )
     assert "\n" not in str(refused.value)
 
 

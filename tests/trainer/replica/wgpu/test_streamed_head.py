@@ -173,7 +173,7 @@ def test_a_full_model_that_is_used_reads_its_head(
     prompts = [[5, 6, 7], [8], list(range(40))]
     found: list[Any] = []
     for resident in ("all", 0):
-        used = Compute(resident=resident).apply_resident(config)
+        used = Compute(resident=resident).apply_storage(config)
         model = load_generator(folder, used, layout, None, device, longest=40, max_new_tokens=6)
         answers = model.generate(prompts, max_new_tokens=6, sampling=Sampling())
         replica = WgpuReplica(folder, used, layout, device, evaluates=True)
