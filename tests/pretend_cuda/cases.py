@@ -307,8 +307,13 @@ def teacher(folder: Path, settings: Settings, device: str) -> Steps:
     """Score two windows for a student with other token ids."""
     given = dict(settings)
     kept, dtype = given.pop("model.resident", "all"), given.pop("dtype", "float32")
-    resident = kept if isinstance(kept, int) else None
-    model = TorchEngine(folder, getattr(torch, dtype), device, resident=resident)
+    model = TorchEngine(
+        folder,
+        getattr(torch, dtype),
+        device,
+        resident=kept if isinstance(kept, int) else None,
+        quantization=given.pop("quantization", "none"),
+    )
     ids = np.arange(VOCABULARY, dtype=np.int32)[::-1].copy()
     made = Teacher(model, Scheme(**given), ids, 0, 4096)
     for seed in count():

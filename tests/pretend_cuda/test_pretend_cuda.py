@@ -120,6 +120,7 @@ STREAMED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "generation-qlora": ("generation", FP32 | NF4),
     "teacher": ("teacher", {"kind": "topk", "top_k": 20}),
     "teacher-bf16": ("teacher", {"kind": "full", "dtype": "bfloat16"}),
+    "teacher-nf4": ("teacher", {"kind": "full", "quantization": "nf4"}),
 }
 """What runs with all layers resident, and with none."""
 
