@@ -46,6 +46,7 @@ HEADS = covering(
     for task in TASKS
     for form in FORMATS
     for tied in (True, False)
+    if family in ("qwen3_moe", "gemma2") or (task == "causal-lm" and form in ("fp32", "nf4"))
     if family != "gpt2" or "nf4" not in form
 )
 UNLISTED: dict[str, tuple[str, dict[str, Any]]] = {
