@@ -34,7 +34,7 @@ from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
-from trainer.planning import stored_layers
+from trainer.planning import logit_chunks, stored_layers
 from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.replica import residence
 from trainer.replica.backend import Compute
@@ -99,9 +99,11 @@ def compare_heads(case: str, folder: str, settings: Settings, real: bool = False
     """Return whether a head that is read has the bits of one that stays, and what is of it there.
 
     `rows`: most rows of the head that a tensor of the device has, of which there are two slots.
+    `together`: chunks of logits for which one read serves.
     """
     next(_steps(case, folder, settings, "cpu"))()  # what is imported must not see the device
     seen: list[int] = []
+    together: set[int] = set()
     read = StreamedHead._read_rows
 
     def count_rows(head: StreamedHead, *given: Any, **more: Any) -> torch.Tensor:
@@ -111,12 +113,14 @@ def compare_heads(case: str, folder: str, settings: Settings, real: bool = False
         tensors = (each for each in gc.get_objects() if isinstance(each, torch.Tensor))
         tables = (each.shape[0] for each in tensors if each.shape == head.shape and each.is_cuda)
         seen.extend((*rows, *tables))
+        together.add(head.logit_chunks)
         return found
 
     results: list[list[bytes]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_layers, "HEAD_ELEMENTS", HEAD_ROWS * 128)
-        patch.setattr(kd_loss, "LOGIT_ELEMENTS", 20 * VOCABULARY)
+        for module in (kd_loss, logit_chunks):
+            patch.setattr(module, "LOGIT_ELEMENTS", 20 * VOCABULARY)
         patch.setattr(residence, "stream_head", lambda _found, plan, *_: plan(HEAD_STREAMED))
         patch.setattr(StreamedHead, "_read_rows", count_rows)
         with attached() if real else inserted():
@@ -124,7 +128,9 @@ def compare_heads(case: str, folder: str, settings: Settings, real: bool = False
                 own = settings | {"model.resident": resident}
                 steps = islice(_steps(case, folder, own, "cuda:0"), 2)
                 results.append([np.asarray(part).tobytes() for step in steps for part in step()])
-    return {"same": results[0] == results[1], "results": len(results[0]), "rows": max(seen)}
+    same = results[0] == results[1]
+    found = {"same": same, "results": len(results[0]), "rows": max(seen)}
+    return found | {"together": max(together)}
 
 
 def _steps(case: str, folder: str, settings: Settings, device: str) -> Steps:

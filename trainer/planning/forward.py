@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from trainer.config.run import Quantization, RunConfig
-from trainer.planning.memory import LOGIT_ELEMENTS, stage_holdings
+from trainer.planning.logit_chunks import LOGIT_ELEMENTS
+from trainer.planning.memory import stage_holdings
 from trainer.planning.replica import make_training_setup
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import frozen_bytes, passing_layers

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from trainer.planning import activations
+from trainer.planning.logit_chunks import LOGIT_ELEMENTS, further_chunks
 from trainer.planning.resident_layers import streamed_layers
 from trainer.planning.shapes import ModelShape
 from trainer.planning.stored_layers import (
@@ -19,9 +20,6 @@ from trainer.planning.stored_layers import (
 )
 from trainer.planning.strategy import ElementSizes, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
-
-LOGIT_ELEMENTS = 1 << 25
-"""Logits held at once: 128 MiB in fp32. All of 8 x 2048 tokens of a Qwen3 would be 10 GB."""
 
 ZERO = "Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1"
 FSDP = "Zhao et al., arXiv 2304.11277: gathered units, one ahead"
@@ -379,6 +377,7 @@ def _buffer_terms(
         yield activations.of_frozen_linears(training, kept.linears, layers)
     yield from activations.of_adapted_experts(shape, training, strategy)
     yield from passing_layers(shape, training)
+    yield from further_chunks(shape, training)
     gathers = strategy.data == "fsdp" and strategy.replicas > 1
     if training.method == "qlora":
         yield term(

@@ -17,6 +17,7 @@ from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.devices import format_gib, size_text
+from trainer.planning.logit_chunks import count_logit_chunks, further_chunk_bytes
 from trainer.planning.memory import plan_memory_by_part, waiting_activations, waits_on_host
 from trainer.planning.resident_layers import HEAD_STREAMED, choose_group, resolve_resident
 from trainer.planning.shapes import ModelShape
@@ -68,6 +69,8 @@ class MemoryPlan:
     are no groups."""
     waits_on_host: bool = False
     """They wait in the memory of the device's host."""
+    logit_chunks: int = 1
+    """Chunks of logits for which a head that is read is read once a direction."""
 
     @property
     def fixed(self) -> int:
@@ -211,6 +214,23 @@ def choose_streamed(
     return choose_group(
         lambda _, resident: plan(resident), layers, most, fits_usable, lambda some: some.resident
     )
+
+
+def share_head_reads(
+    plan: MemoryPlan, model: ModelShape, config: RunConfig, usable: float
+) -> MemoryPlan:
+    """Return a plan that reads the head once for as many chunks of logits as memory is left for.
+
+    Args:
+        usable: bytes of the device that it may fill.
+    """
+    if plan.resident != HEAD_STREAMED:
+        return plan
+    tokens = busy_tokens(config, accelerator=False)  # at least; more would take this memory
+    spare = usable - plan.fixed - tokens * plan.per_token
+    chunks = count_logit_chunks(model, tokens, spare)
+    more = (chunks - 1) * further_chunk_bytes(model)
+    return replace(plan, logit_chunks=chunks, workspace=plan.workspace + more)
 
 
 def peak_bytes(plan: MemoryPlan, config: RunConfig) -> int:

@@ -156,6 +156,8 @@ class TrainingSetup:
     `HEAD_STREAMED`: none, and neither does a frozen head."""
     evaluates: bool = False
     """Nothing trains: a layer's activations are gone after it."""
+    logit_chunks: int = 1
+    """Chunks of logits, held at once, for which a head that is read is read once a direction."""
     waiting: int = 0
     """Tokens of the other micro-batches of a group, which runs layer by layer."""
 

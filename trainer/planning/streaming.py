@@ -16,12 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from trainer.planning.devices import PCIE, HostPool, LayerSource
-from trainer.planning.memory import (
-    LOGIT_ELEMENTS,
-    MemoryParts,
-    waiting_activations,
-    waits_on_host,
-)
+from trainer.planning.logit_chunks import LOGIT_ELEMENTS, count_logit_chunks
+from trainer.planning.memory import MemoryParts, waiting_activations, waits_on_host
 from trainer.planning.replica import CPU_TOKENS, GROUP_TOKENS, HOST_SHARE
 from trainer.planning.resident_layers import (
     HEAD_STREAMED,
@@ -62,7 +58,7 @@ class ReadingPlan:
     copy: float = 0.0
     """Seconds to copy those layers, if the device computes nothing meanwhile."""
     head: float = 0.0
-    """Seconds to read the head for each chunk of logits, or to copy it, beyond its products'."""
+    """Seconds to read the head for its chunks of logits, or to copy it, beyond its products'."""
 
     @property
     def directions(self) -> tuple[float, ...]:
@@ -136,6 +132,7 @@ def plan_reading(
     if reads_head(training):
         passes = 1 if training.evaluates else 3 if training.compared else 2
         chunks = math.ceil(training.tokens * shape.vocab / LOGIT_ELEMENTS)
+        chunks = math.ceil(chunks / training.logit_chunks)
         if training.one_queue:
             chunks = math.ceil(training.tokens / CHUNK_ROWS)
         read = passes * chunks * tokens / training.tokens * head_bytes(shape)
@@ -250,6 +247,10 @@ def plan_worker(
             chosen, memory = stream_head(
                 (chosen, memory), partial(plan, 1), lambda one: one[1].total, room
             )
+        if reads_head(chosen) and not chosen.one_queue:
+            chunks = count_logit_chunks(shape, chosen.tokens, room - memory.total)
+            chosen = replace(chosen, logit_chunks=chunks)
+            memory = plan_device_memory(shape, chosen, strategy)
         peak = find_speed(pool.device, chosen)
         rate = reading = None
         if peak is not None:

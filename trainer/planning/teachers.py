@@ -17,7 +17,7 @@ from trainer.planning.forward import (
     frozen_setup,
     plan_forward,
 )
-from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.planning.logit_chunks import LOGIT_ELEMENTS
 from trainer.planning.resident_layers import (
     HEAD_STREAMED,
     choose_resident,

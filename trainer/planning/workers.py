@@ -26,6 +26,7 @@ from trainer.planning.replica import (
     can_stream,
     choose_streamed,
     plan_memory,
+    share_head_reads,
 )
 from trainer.planning.resident_layers import resolve_resident, stream_head
 from trainer.planning.shapes import ModelShape
@@ -125,7 +126,8 @@ class RunMemory:
             found = choose_streamed(plan, self.model.layers, self.config, room)
         if found.resident == 0:
             found = stream_head(found, plan, lambda some: some.least, room)
-        return found
+        on_vulkan = backend == "wgpu" and self.architecture is not None
+        return found if on_vulkan else share_head_reads(found, self.model, self.config, room)
 
     @property
     def may_stream(self) -> bool:

@@ -244,6 +244,7 @@ def _training_of_worker(
     most = busy_tokens(config, accelerator=True) if accelerator else most_tokens(config)
     rows = max(1, min(share, most // training.length))
     training = replace(training, resident=planned.resident, rows=rows)
+    training = replace(training, logit_chunks=planned.logit_chunks)
     loaded = 0 if planned.waits_on_host else planned.frozen + planned.trainable
     group = group_tokens(planned, int(available or 0) - loaded, training.tokens)
     waiting = min(share * training.length, group) - training.tokens

@@ -323,14 +323,15 @@ def test_what_fits_is_not_read_at_each_use_and_what_trains_whole_neither() -> No
 
 
 def test_a_head_is_read_where_it_does_not_fit_beside_two_layers() -> None:
-    """Llama-3.3-70B: 1.05 billion weights, 2.1 GB, for each 261 tokens and once a direction.
+    """Llama-3.3-70B: 1.05 billion weights, 2.1 GB, once a direction for as many times 261 tokens
+    as memory is left for.
 
     Beside it two layers of 0.48 GB, one linear of 0.24 billion weights in fp32, and 1.6 GB of
     adapters with their gradients and moments.
     """
     kept, read, least = (
         streamed_worker(request_of("llama-3.3-70b", parse_cluster(f"CPU16-{size}GB, 3GB/s disk")))
-        for size in (14, 10, 4)
+        for size in (15, 10, 4)
     )
     assert kept is not None
     assert read is not None
@@ -343,9 +344,17 @@ def test_a_head_is_read_where_it_does_not_fit_beside_two_layers() -> None:
     assert "0 of 80 layers resident, 80 streamed with the head from the disk" in read.describe()
     assert read.reading is not None
     tokens, table = read.reading.tokens, 128_256 * 8192
-    chunks = tokens / read.training.tokens * math.ceil(read.training.tokens * 128_256 / 2**25)
-    spent = 2 * chunks * 2 * table / 3e9 - 4 * table * tokens / assumed_flops(read)
-    assert read.reading.head == pytest.approx(max(0, spent), rel=0.01)
+    chunks = math.ceil(read.training.tokens * 128_256 / 2**25)
+    assert read.training.logit_chunks == chunks == 2
+    assert read.memory.total <= read.room
+    for together in (1, 2):
+        training = replace(read.training, logit_chunks=together)
+        flops, slow = assumed_flops(read), LayerSource(name="the disk", rate=2e8)
+        found = plan_reading(NAMED["llama-3.3-70b"], training, flops, slow)
+        assert found is not None
+        reads = tokens / read.training.tokens * chunks / together
+        spent = 2 * reads * 2 * table / 2e8 - 4 * table * tokens / flops
+        assert found.head == pytest.approx(spent, rel=0.01)
     assert not least.fits
     assert "for two layers, a chunk of the head and one row" in least.describe()
     sparse = request_of("qwen3-next-80b-a3b", parse_cluster("CPU16-6GB, 3GB/s disk"))

@@ -19,7 +19,7 @@ from trainer.distill.teacher.torch_engine import warn_if_from_disk
 from trainer.distill.teacher.windows import WINDOW
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.gguf.source import Source, find_source, stored_types
-from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.planning.logit_chunks import LOGIT_ELEMENTS
 from trainer.planning.teachers import gguf_batch
 from trainer.replica.backend import Compute
 from trainer.system.cgroups import free_memory

@@ -22,7 +22,7 @@ whose weight gradient adds up on the way (as arXiv:2410.10989 does for the cross
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from trainer.config.distillation import Divergence
 from trainer.model.families import PLAIN, Logits
-from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.planning.logit_chunks import LOGIT_ELEMENTS
 from trainer.planning.stored_layers import split_head
 from trainer.replica.torch.batch import SoftChunk, SoftTargetRows
 from trainer.replica.torch.streaming import StreamedHead
@@ -111,20 +111,25 @@ class _TokenLosses(torch.autograd.Function):
             head_gradient = torch.zeros_like(head) if to_head else None
             head = head.to(dtype)
         ce, kl = hidden.new_zeros(2, dtype=torch.float64)
-        for part in iterate_chunks(len(wanted), head.shape[0], soft):
-            rows = hidden[part].to(dtype)
-            logits = multiply_head(rows, head, trains=to_hidden)
-            slope = shape_logits(logits, shape)
-            teacher = soft.take_chunk(part, logits) if soft is not None else None
-            losses = row_losses(logits, wanted[part], teacher, mix)
-            ce += losses.ce.sum(dtype=torch.float64)
-            kl += losses.kl.sum(dtype=torch.float64)
-            gradient = losses.gradient if slope is None else losses.gradient.mul_(slope)
-            gradient = gradient.to(dtype)
+        for parts in iterate_chunks(len(wanted), head, soft):
+            rows = [hidden[part].to(dtype) for part in parts]
+            chunks = multiply_head(rows, head, trains=to_hidden)
+            for number, part in enumerate(parts):
+                logits = chunks[number]
+                slope = shape_logits(logits, shape)
+                teacher = soft.take_chunk(part, logits) if soft is not None else None
+                losses = row_losses(logits, wanted[part], teacher, mix)
+                ce += losses.ce.sum(dtype=torch.float64)
+                kl += losses.kl.sum(dtype=torch.float64)
+                gradient = losses.gradient if slope is None else losses.gradient.mul_(slope)
+                chunks[number] = gradient.to(dtype)
+                del logits, losses, gradient  # before the next chunk takes as much
+                if head_gradient is not None:
+                    add_product(head_gradient, chunks[number].T, rows[number])
             if hidden_gradient is not None:
-                hidden_gradient[part] = differentiate_head(gradient, head)
-            if head_gradient is not None:
-                add_product(head_gradient, gradient.T, rows)
+                for part, found in zip(parts, differentiate_head(chunks, head), strict=True):
+                    hidden_gradient[part] = found
+            del chunks
         ctx.gradients = hidden_gradient, head_gradient
         ctx.mark_non_differentiable(ce, kl)
         return _mix_losses(ce, kl, mix), ce, kl
@@ -139,39 +144,48 @@ class _TokenLosses(torch.autograd.Function):
         return *found, None, None, None, None, None, None
 
 
-def multiply_head(rows: Tensor, head: Tensor | StreamedHead, *, trains: bool) -> Tensor:
-    """Return logits `[n, V]`, at least in fp32, of hidden states `[n, D]`.
+def multiply_head(
+    rows: Sequence[Tensor], head: Tensor | StreamedHead, *, trains: bool
+) -> list[Tensor]:
+    """Return logits `[n, V]`, at least in fp32, of each of some hidden states `[n, D]`.
 
     Args:
-        head: `[V, D]`, in the dtype of `rows` if it is a tensor.
+        head: `[V, D]`, in the dtype of `rows` if it is a tensor; each chunk is taken once.
         trains: `differentiate_head` follows.
     """
-    wide = torch.promote_types(rows.dtype, torch.float32)
+    dtype = rows[0].dtype
+    wide = torch.promote_types(dtype, torch.float32)
     chunks = split_head(*head.shape)
     if len(chunks) == 1:
-        return torch.mm(rows, _take_rows(head, 0, chunks[0], rows.dtype, trains=trains).T).to(wide)
-    logits = rows.new_empty(len(rows), head.shape[0], dtype=wide)
+        taken = _take_rows(head, 0, chunks[0], dtype, trains=trains)
+        return [torch.mm(each, taken.T).to(wide) for each in rows]
+    logits = [each.new_empty(len(each), head.shape[0], dtype=wide) for each in rows]
     for number, chunk in enumerate(chunks):
-        taken = _take_rows(head, number, chunk, rows.dtype, trains=trains)
-        logits[:, chunk] = torch.mm(rows, taken.T)
+        taken = _take_rows(head, number, chunk, dtype, trains=trains)
+        for each, found in zip(rows, logits, strict=True):
+            found[:, chunk] = torch.mm(each, taken.T)
         del taken  # of a head that is read, before the next ones are
     return logits
 
 
-def differentiate_head(gradient: Tensor, head: Tensor | StreamedHead) -> Tensor:
-    """Return the gradient `[n, D]` of hidden states by that of their logits `[n, V]`.
+def differentiate_head(gradients: Sequence[Tensor], head: Tensor | StreamedHead) -> list[Tensor]:
+    """Return the gradient `[n, D]` of hidden states by each of some of their logits, `[n, V]`.
 
     Sums over the vocabulary add one chunk after the other, from the last to the first, in fp32.
     """
-    wide = torch.promote_types(gradient.dtype, torch.float32)
-    total: Tensor | None = None
+    dtype = gradients[0].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    totals: list[Tensor] = []
     for number, chunk in reversed(list(enumerate(split_head(*head.shape)))):
-        taken = _take_rows(head, number, chunk, gradient.dtype, trains=True)
-        product = torch.mm(gradient[:, chunk], taken)
+        taken = _take_rows(head, number, chunk, dtype, trains=True)
+        for place, gradient in enumerate(gradients):
+            product = torch.mm(gradient[:, chunk], taken)
+            if place == len(totals):
+                totals.append(product)
+            else:
+                totals[place] = totals[place].to(wide).add_(product)
         del taken
-        total = product if total is None else total.to(wide).add_(product)
-    assert total is not None
-    return total
+    return totals
 
 
 def _take_rows(
@@ -207,12 +221,16 @@ def add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
         to += torch.mm(left, right)
 
 
-def iterate_chunks(count: int, vocabulary: int, soft: SoftTargetRows | None) -> Iterator[slice]:
-    """Yield rows whose logits may be held at once."""
+def iterate_chunks(
+    count: int, head: Tensor | StreamedHead, soft: SoftTargetRows | None
+) -> Iterator[list[slice]]:
+    """Yield rows whose logits may be held at once, in the chunks that products have."""
     entries = 0 if soft is None else -(-len(soft.ids) // max(1, count))
-    rows = max(1, LOGIT_ELEMENTS // (vocabulary + _ENTRY_COST * entries))
-    for start in range(0, count, rows):
-        yield slice(start, min(start + rows, count))
+    rows = max(1, LOGIT_ELEMENTS // (head.shape[0] + _ENTRY_COST * entries))
+    parts = [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+    together = head.logit_chunks if isinstance(head, StreamedHead) else 1
+    for start in range(0, len(parts), together):
+        yield parts[start : start + together]
 
 
 class RowLosses(NamedTuple):

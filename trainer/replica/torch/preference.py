@@ -111,14 +111,21 @@ class _TokenLikelihoods(torch.autograd.Function):
         head = head.to(dtype) if isinstance(head, Tensor) else head
         wide = torch.promote_types(dtype, torch.float32)
         found = torch.empty(len(wanted), dtype=wide, device=hidden.device)
-        for part in iterate_chunks(len(wanted), head.shape[0], None):
-            logits = multiply_head(hidden[part].to(dtype), head, trains=slopes is not None)
-            slope = shape_logits(logits, shape)
-            losses = row_losses(logits, wanted[part], None, None)
-            found[part] = -losses.ce
-            if slopes is not None:
+        for parts in iterate_chunks(len(wanted), head, None):
+            rows = [hidden[part].to(dtype) for part in parts]
+            chunks = multiply_head(rows, head, trains=slopes is not None)
+            for number, part in enumerate(parts):
+                logits = chunks[number]
+                slope = shape_logits(logits, shape)
+                losses = row_losses(logits, wanted[part], None, None)
+                found[part] = -losses.ce
                 gradient = losses.gradient if slope is None else losses.gradient.mul_(slope)
-                slopes[part] = differentiate_head(gradient.to(dtype), head).neg_()
+                chunks[number] = gradient.to(dtype)
+                del logits, losses, gradient  # before the next chunk takes as much
+            if slopes is not None:
+                for part, each in zip(parts, differentiate_head(chunks, head), strict=True):
+                    slopes[part] = each.neg_()
+            del chunks
         ctx.slopes = slopes
         return found
 

@@ -54,6 +54,7 @@ from trainer.replica.torch.processors import Processors, SpeedWatch
 from trainer.replica.torch.recomputation import import_checkpoint, needs_recomputation
 from trainer.replica.torch.residence import plan_residents
 from trainer.replica.torch.shard_split import ShardSplit
+from trainer.replica.torch.streaming import StreamedHead
 from trainer.system.errors import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -159,6 +160,10 @@ class TorchReplica:
         model = load_model(model_dir, config, self._device, resident=resident)
         freeze_a(model, model_dir, config)
         self._model: Any = model
+        head = getattr(model, "lm_head", None)
+        self._head = head if isinstance(head, StreamedHead) else None
+        if self._head is not None:
+            self._head.logit_chunks = self._plan.logit_chunks
         if config.freezes_full(resident):
             self._weights = torch.empty(0)  # nothing of it trains
         else:
@@ -376,7 +381,10 @@ class TorchReplica:
         return EvalResult(float(sums[1]), weight, confusion)
 
     def _within_memory(self, attempt: Callable[[], _Result]) -> _Result:
-        """Return `attempt()`, with smaller micro-batches each time that memory runs out."""
+        """Return `attempt()`, with less at once each time that memory runs out.
+
+        Fewer chunks of logits to a read of the head come before smaller micro-batches.
+        """
         while True:
             try:
                 return attempt()
@@ -384,7 +392,10 @@ class TorchReplica:
                 if not is_out_of_memory(error):
                     raise
             # Outside the handler: its traceback keeps the activations alive.
-            self.split.shrink_limits()
+            if self._head is not None and self._head.logit_chunks > 1:
+                self._head.logit_chunks //= 2
+            else:
+                self.split.shrink_limits()
             torch.cuda.empty_cache()
 
     def _compute_loss(

@@ -13,7 +13,13 @@ from trainer.model.layout import GradientLayout
 from trainer.planning.devices import format_gib
 from trainer.planning.forward import ForwardPlan, ForwardSize, plan_forward, used_setup
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import USABLE, MemoryPlan, can_stream, choose_streamed
+from trainer.planning.replica import (
+    USABLE,
+    MemoryPlan,
+    can_stream,
+    choose_streamed,
+    share_head_reads,
+)
 from trainer.planning.resident_layers import HEAD_STREAMED, choose_resident
 from trainer.planning.strategy import TrainingSetup
 from trainer.replica.residence import choose_residents
@@ -38,7 +44,7 @@ def plan_residents(
         evaluates: nothing is trained.
     """
     asked = config.model.resident
-    return choose_residents(
+    found = choose_residents(
         model_dir,
         asked if isinstance(asked, int) or can_stream(config, evaluates=evaluates) else "all",
         device,
@@ -47,6 +53,7 @@ def plan_residents(
         size=lambda some: some.least,
         usable=available * USABLE,
     )
+    return share_head_reads(found, read_shape(model_dir), config, available * USABLE)
 
 
 def plan_generation(

@@ -327,6 +327,8 @@ class StreamedHead(nn.Module):
         self.shape = self.out_features, self.in_features + (bias is not None)
         self.weight = torch.empty(header.shape, dtype=dtype, device="meta")
         """Without values: classes ask for its dtype."""
+        self.logit_chunks = 1
+        """Chunks of logits, held at once, for which the losses read each chunk once a direction."""
         self._chunks = split_head(*self.shape)
         for number, chunk in enumerate(self._chunks):
             self._stream.add_weight(number, name, header.slice_rows(chunk.start, chunk.stop))

@@ -75,9 +75,12 @@ def check_head(
     batch = taught(batch) if task == "distillation" else batch
     whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
     replica, weights = tiny.start(folder, **settings, model__resident=0)
-    assert train(replica, weights, batch) == whole
     model: Any = replica._model
     assert isinstance(model.lm_head, StreamedHead)
+    for together in (1, 3):
+        model.lm_head.logit_chunks = together
+        replica.write_trainable(weights)
+        assert train(replica, weights, batch) == whole
     assert isinstance(model.get_input_embeddings(), StreamedEmbedding)
     chunks = -(-VOCABULARY // (ROWS * WIDTH // width))
     assert len(model.lm_head._stream.feed._weights.layers) == chunks

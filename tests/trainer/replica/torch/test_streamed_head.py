@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from tests.covering import covering
 from tests.trainer.replica.driving import gradient, taught, train
 from tests.trainer.replica.torch.test_streaming import FORMATS, LAYERS, TASKS
 from trainer.model.layout import build_layout
-from trainer.planning import stored_layers
+from trainer.planning import logit_chunks, stored_layers
 from trainer.planning.resident_layers import HEAD_STREAMED
 from trainer.replica import residence
 from trainer.replica.sampling import Sampling
@@ -69,9 +70,12 @@ def test_a_head_that_is_read_in_chunks_gives_the_bits_of_one_that_stays(
     batch = taught(batch) if task == "distillation" else batch
     whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
     replica, weights = tiny.start(folder, **settings, model__resident=0)
-    assert train(replica, weights, batch) == whole
     model: Any = replica._model
     assert isinstance(model.lm_head, StreamedHead)
+    for chunks in (1, 2, 4):
+        model.lm_head.logit_chunks = chunks
+        replica.write_trainable(weights)
+        assert train(replica, weights, batch) == whole
     assert isinstance(model.model.embed_tokens, StreamedEmbedding)
     assert len(model.lm_head._stream.feed._weights.layers) == -(-VOCABULARY // ROWS)
     kept = [each for each in model.parameters() if not each.requires_grad]
@@ -95,6 +99,67 @@ def test_a_head_is_read_twice_for_each_chunk_of_logits(
     gradient(replica, batch)
     reference = chunks if task == "dpo" else 0
     assert head._stream.feed.reads - before == 2 * (chunks - 2) + reference
+
+
+@pytest.mark.usefixtures("reads_head")
+@pytest.mark.parametrize("task", ["causal-lm", "dpo"])
+def test_one_read_of_a_head_serves_the_chunks_of_logits_that_memory_is_left_for(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.setattr(logit_chunks, "LOGIT_ELEMENTS", 20 * VOCABULARY)
+    settings: dict[str, Any] = {"task": task, "training__gradient_checkpointing": True}
+    settings |= {"data__max_seq_len": 64, "training__micro_batch_size": 1, "model__resident": 0}
+    reads: dict[int, int] = {}
+    folder, each = tiny.model(num_hidden_layers=LAYERS), 4 * 20 * (VOCABULARY + WIDTH)
+    rows = 2 if task == "dpo" else 1
+    most, free = -(-64 * rows // 20), 1e12
+    monkeypatch.setattr(torch_replica, "available_bytes", lambda _: free)
+    whole = tiny.start(folder, **settings)[0]._plan
+    assert whole.logit_chunks == most
+    least, batch = whole.least - (most - 1) * each, tiny.batch(1, task)
+    reads: dict[int, int] = {}
+    results: list[bytes] = []
+    for chunks in (1, 2, most):
+        free = (least + (chunks - 1) * each + 1) / 0.9
+        replica, _ = tiny.start(folder, **settings)
+        assert replica._plan.logit_chunks == chunks
+        assert replica._plan.least == least + (chunks - 1) * each <= 0.9 * free
+        gradient(replica, batch)
+        head: Any = replica._model.lm_head  # pyright: ignore[reportAttributeAccessIssue]
+        before = head._stream.feed.reads
+        results.append(gradient(replica, batch)[0].tobytes())
+        reads[chunks] = head._stream.feed.reads - before
+    assert len(set(results)) == 1
+    pieces = -(-VOCABULARY // ROWS)
+    answers: Any = batch[0].answers
+    targets = sum(sum(label >= 0 for label in row.labels[1:]) for row in answers)
+    for chunks, found in reads.items():
+        uses = math.ceil(math.ceil(targets / 20) / chunks)
+        reference = uses * pieces if task == "dpo" else 0
+        assert found == pytest.approx(uses * 2 * (pieces - 2) + reference, abs=2)
+
+
+@pytest.mark.usefixtures("reads_head")
+def test_chunks_of_logits_are_fewer_before_micro_batches_are_smaller(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, _ = tiny.start(
+        tiny.model(num_hidden_layers=LAYERS), task="causal-lm", model__resident=0
+    )
+    model: Any = replica._model
+    batch, limit, real = tiny.batch(3, "causal-lm"), replica.split.limit, kd_loss.multiply_head
+    expected = gradient(replica, batch)[0]
+
+    def crowded(rows: Any, head: Any, *, trains: bool) -> Any:
+        if len(rows) > 1:
+            raise MemoryError
+        return real(rows, head, trains=trains)
+
+    monkeypatch.setattr(kd_loss, "multiply_head", crowded)
+    model.lm_head.logit_chunks = 5
+    assert gradient(replica, batch)[0].tobytes() == expected.tobytes()
+    assert model.lm_head.logit_chunks == 1
+    assert replica.split.limit == limit
 
 
 @pytest.mark.usefixtures("reads_head")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.planning.logit_chunks import LOGIT_ELEMENTS
 from trainer.replica.torch.kd_loss import Sums, add_product
 from trainer.replica.torch.linear import local_weight
 
