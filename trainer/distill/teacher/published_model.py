@@ -35,7 +35,10 @@ def load_published(
     Raises:
         InputError: it cannot be loaded, or its head's size differs from its config.
     """
-    reads_rows = resident == HEAD_STREAMED or not read_shape(model_dir).tied
+    # Sizes that no plan knows are asked for only where layers are read.
+    reads_rows = resident is not None and (
+        resident == HEAD_STREAMED or not read_shape(model_dir).tied
+    )
     nf4 = dtype if quantization == "nf4" else None
     model: Any = load_base(model_dir, dtype, device, resident, nf4=nf4, reads_rows=reads_rows)
     if nf4 is not None:

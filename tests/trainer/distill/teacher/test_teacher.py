@@ -14,6 +14,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.trainer.replica.unlisted_models import write_tiny
 from tests.trainer.small_teacher import SCHEMES, TOPK
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher import torch_engine
@@ -260,6 +261,16 @@ def test_a_model_that_cannot_be_loaded_is_named(tiny_model: Any, tmp_path: Path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(InputError, match="cannot be loaded"):
         TorchEngine(tmp_path, torch.float32)
+
+
+def test_a_model_whose_sizes_no_plan_knows_is_a_teacher(tmp_path: Path) -> None:
+    """Its config calls the hidden size `emb_dim`."""
+    folder = write_tiny(tmp_path / "model", "xlm")
+    with pytest.raises(InputError, match="hidden_size"):
+        read_shape(folder)
+    engine = open_torch(folder, "float32", Compute("cpu"), ForwardSize(64, 64))
+    (logits,) = engine.iterate_logits([np.arange(3, 30, dtype=np.int32)])
+    assert logits.shape == (26, 300)
 
 
 @pytest.mark.parametrize(
