@@ -67,7 +67,7 @@ class DecoderParts:
         mask = None if positions is None else within_samples(positions)
         return self.layers[number](hidden, rotation, mask)
 
-    def run_remainder(self, hidden: Tensor, micro: MicroBatch) -> Tensor:  # noqa: ARG002 - the same
+    def run_remainder(self, hidden: Tensor, micro: MicroBatch) -> Tensor:  # noqa: ARG002 - as Parts has it
         """Return the normalised hidden states."""
         assert self._norm is not None
         return self._norm(hidden)

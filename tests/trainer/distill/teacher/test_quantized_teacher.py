@@ -19,6 +19,7 @@ from trainer.commands.distill.generate import generate
 from trainer.commands.distill.inspect import inspect
 from trainer.commands.distill.teacher import teacher as score
 from trainer.config.distill_job import TeacherJob
+from trainer.config.teacher_engines import TeacherEngine
 from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.teacher import torch_engine
@@ -94,7 +95,7 @@ def test_logits_are_those_of_the_base_of_a_qlora_run(
 def test_experts_and_linears_are_quantised_once_and_read_by_every_teacher(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of weights that are stored in bf16, a file is the same for either dtype."""
+    """Weights that are stored in bf16 have one file for both dtypes."""
     for family in ("qwen3", "qwen3_moe"):
         folder = tiny.model(family, dtype="bfloat16", **DEEP[family], num_hidden_layers=3)
         open_torch(folder, "bfloat16", Compute("cpu"), FORWARD, "nf4")
@@ -139,7 +140,7 @@ def test_rows_that_bitsandbytes_multiplies_wrongly_are_refused(tiny: Tiny) -> No
 
 
 @pytest.mark.parametrize("engine", ["openvino", "gguf"])
-def test_an_engine_without_nf4_refuses_it(tmp_path: Path, engine: str) -> None:
+def test_an_engine_without_nf4_refuses_it(tmp_path: Path, engine: TeacherEngine) -> None:
     corpus = write_corpus(tmp_path / "texts.jsonl", 2)
     why = rf"the engine {engine} holds weights as .*, not in nf4; take the engine torch or wgpu"
     words = ["model", "--data", str(corpus), "--out", str(tmp_path / "out")]
@@ -147,7 +148,7 @@ def test_an_engine_without_nf4_refuses_it(tmp_path: Path, engine: str) -> None:
     with pytest.raises(InputError, match=f"^--quantization nf4: {why}"):
         CliRunner().invoke(score, words, catch_exceptions=False)
     with pytest.raises(ValueError, match=why):
-        TeacherJob(model="model", data=("texts",), engine=engine, quantization="nf4")  # type: ignore[arg-type]
+        TeacherJob(model="model", data=("texts",), engine=engine, quantization="nf4")
     assert TeacherJob(model="model", data=("texts",), quantization="nf4").quantization == "nf4"
 
 

@@ -11,12 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.covering import covering
-from tests.trainer.replica.driving import taught, train
 from tests.trainer.replica.torch.test_published_weights import DENSE, SIZES, TARGETS
 from tests.trainer.replica.torch.test_streamed_head import (
-    ROWS,
-    VOCABULARY,
     WIDTH,
+    check_head,
     reads_head,
     small_chunks,
 )
@@ -66,24 +64,15 @@ UNLISTED: dict[str, tuple[str, dict[str, Any]]] = {
 without a weight, so that no parameter of the base stays."""
 
 
-def check_head(
+def check_published_head(
     tiny: Tiny, folder: Path, settings: dict[str, Any], task: str, width: int = WIDTH
 ) -> Any:
-    """Check that training with a head that is read has the bits of one that stays; return it."""
-    settings = {**settings, **TASKS[task], "training__micro_batch_size": 2, "lora__lora_rank": 4}
-    batch = tiny.batch(5, settings["task"])
-    batch = taught(batch) if task == "distillation" else batch
-    whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
-    replica, weights = tiny.start(folder, **settings, model__resident=0)
-    model: Any = replica._model
-    assert isinstance(model.lm_head, StreamedHead)
-    for together in (1, 3):
-        model.lm_head.logit_chunks = together
-        replica.write_trainable(weights)
-        assert train(replica, weights, batch) == whole
+    """Check the same of a model of transformers, and what stays of it; return it."""
+    settings = {**settings, **TASKS[task]}
+    with_teacher = task == "distillation"
+    replica = check_head(tiny, folder, settings, with_teacher=with_teacher, width=width)
+    model = replica._model
     assert isinstance(model.get_input_embeddings(), StreamedEmbedding)
-    chunks = -(-VOCABULARY // (ROWS * WIDTH // width))
-    assert len(model.lm_head._stream.feed._weights.layers) == chunks
     kept = [each for each in model.parameters() if not each.requires_grad]
     # Biases of NF4 have the format of its products.
     assert replica._plan.frozen == pytest.approx(sum(each.nbytes for each in kept), rel=0.06)
@@ -99,7 +88,7 @@ def test_a_head_that_is_read_in_chunks_gives_the_bits_of_one_that_stays(
     shape = {**FAMILIES_OF_CODE[family], "tie_word_embeddings": tied}
     folder = tiny.model(family, dtype=dtype, **shape)
     attention = TARGETS["attention"] if family in SIZES else {}
-    check_head(tiny, folder, {**stored, **attention}, task)
+    check_published_head(tiny, folder, {**stored, **attention}, task)
 
 
 @pytest.mark.usefixtures("reads_head")
@@ -113,7 +102,7 @@ def test_a_head_of_an_unlisted_family_is_read_with_its_bias(
     folder = write_tiny(tmp_path / "model", family.partition(" ")[0])
     own = {**settings, "lora__target_modules": [target]}
     biased = family.startswith(("phi", "codegen", "gptj"))
-    model = check_head(tiny, folder, own, task, WIDTH + biased)
+    model = check_published_head(tiny, folder, own, task, WIDTH + biased)
     assert (model.lm_head.bias is not None) == biased
 
 

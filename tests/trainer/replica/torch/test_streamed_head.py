@@ -22,10 +22,7 @@ from trainer.replica.sampling import Sampling
 from trainer.replica.torch import kd_loss, loader
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.generator import load_generator
-from trainer.replica.torch.streaming import (
-    StreamedEmbedding,
-    StreamedHead,
-)
+from trainer.replica.torch.streaming import StreamedEmbedding, StreamedHead
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,18 +53,16 @@ def reads_head(small_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residence, "stream_head", lambda _found, plan, *_: plan(HEAD_STREAMED))
 
 
-@pytest.mark.usefixtures("reads_head")
-@pytest.mark.parametrize(("family", "task", "form", "tied"), HEADS)
-def test_a_head_that_is_read_in_chunks_gives_the_bits_of_one_that_stays(
-    tiny: Tiny, family: str, task: str, form: str, tied: bool
-) -> None:
-    dtype, stored = FORMATS[form]
-    shape: dict[str, Any] = {"num_hidden_layers": LAYERS, "tie_word_embeddings": tied}
-    folder = tiny.model(family, dtype=dtype, **shape)
-    settings: dict[str, Any] = TASKS[task] | stored
-    settings |= {"training__micro_batch_size": 2, "lora__lora_rank": 4}
+def check_head(
+    tiny: Tiny, folder: Path, settings: dict[str, Any], *, with_teacher: bool, width: int = WIDTH
+) -> Any:
+    """Check that training with a head that is read has the bits of one that stays.
+
+    Return the replica.
+    """
+    settings = settings | {"training__micro_batch_size": 2, "lora__lora_rank": 4}
     batch = tiny.batch(5, settings["task"])
-    batch = taught(batch) if task == "distillation" else batch
+    batch = taught(batch) if with_teacher else batch
     whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
     replica, weights = tiny.start(folder, **settings, model__resident=0)
     model: Any = replica._model
@@ -76,8 +71,22 @@ def test_a_head_that_is_read_in_chunks_gives_the_bits_of_one_that_stays(
         model.lm_head.logit_chunks = chunks
         replica.write_trainable(weights)
         assert train(replica, weights, batch) == whole
+    chunks = -(-VOCABULARY // (ROWS * WIDTH // width))
+    assert len(model.lm_head._stream.feed._weights.layers) == chunks
+    return replica
+
+
+@pytest.mark.usefixtures("reads_head")
+@pytest.mark.parametrize(("family", "task", "form", "tied"), HEADS)
+def test_a_head_that_is_read_in_chunks_gives_the_bits_of_one_that_stays(
+    tiny: Tiny, family: str, task: str, form: str, tied: bool
+) -> None:
+    dtype, stored = FORMATS[form]
+    shape: dict[str, Any] = {"num_hidden_layers": LAYERS, "tie_word_embeddings": tied}
+    folder = tiny.model(family, dtype=dtype, **shape)
+    replica = check_head(tiny, folder, TASKS[task] | stored, with_teacher=task == "distillation")
+    model: Any = replica._model
     assert isinstance(model.model.embed_tokens, StreamedEmbedding)
-    assert len(model.lm_head._stream.feed._weights.layers) == -(-VOCABULARY // ROWS)
     kept = [each for each in model.parameters() if not each.requires_grad]
     assert replica._plan.frozen == sum(each.nbytes for each in kept)
 
@@ -109,7 +118,6 @@ def test_one_read_of_a_head_serves_the_chunks_of_logits_that_memory_is_left_for(
     monkeypatch.setattr(logit_chunks, "LOGIT_ELEMENTS", 20 * VOCABULARY)
     settings: dict[str, Any] = {"task": task, "training__gradient_checkpointing": True}
     settings |= {"data__max_seq_len": 64, "training__micro_batch_size": 1, "model__resident": 0}
-    reads: dict[int, int] = {}
     folder, each = tiny.model(num_hidden_layers=LAYERS), 4 * 20 * (VOCABULARY + WIDTH)
     rows = 2 if task == "dpo" else 1
     most, free = -(-64 * rows // 20), 1e12

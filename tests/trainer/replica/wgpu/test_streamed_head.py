@@ -15,7 +15,7 @@ import pytest
 from tests.covering import covering
 from tests.trainer.replica.driving import gradient, taught, train
 from tests.trainer.replica.torch.test_streaming import FORMATS, TASKS
-from tests.trainer.replica.wgpu.test_streaming import GROUPS, LAYERS, uploads_of
+from tests.trainer.replica.wgpu.test_streaming import GROUPS, LAYERS, record_reads, uploads_of
 from trainer.data.tokens import Encoded
 from trainer.model.layout import build_layout
 from trainer.planning import stored_layers, vulkan, vulkan_buffers
@@ -146,17 +146,10 @@ def test_a_chunk_is_uploaded_once_a_direction_and_chunk_of_targets(
     chunks = sum(micro.chunks for micro in micros)
     assert chunks > len(micros), "some have several chunks of targets"
     gradient(replica, batch)
-    written: list[int] = []
-    hold = uploads.feed.hold
-
-    def hold_and_count(layer: int, following: int | None) -> int:
-        written.append(layer - LAYERS)
-        return hold(layer, following)
-
-    monkeypatch.setattr(uploads.feed, "hold", hold_and_count)
+    written = record_reads(monkeypatch, uploads.feed)
     before = uploads.feed.reads
     gradient(replica, batch)
-    head = [chunk for chunk in written if chunk >= 0]
+    head = [number - LAYERS for number in written if number >= LAYERS]
     assert head == [*range(2, CHUNKS), *reversed(range(CHUNKS - 2))] * chunks
     passes = {"all": 1, "one": 3}[group]
     assert len(written) - len(head) == 2 * (LAYERS - 2) * passes

@@ -23,6 +23,7 @@ from trainer.planning.resident_layers import describe_residents
 from trainer.planning.vulkan import USABLE
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
+from trainer.replica.weights.layer_feed import LayerFeed
 from trainer.replica.wgpu import planning
 from trainer.replica.wgpu.generation.generator import load_generator
 from trainer.replica.wgpu.gpu.device import Device
@@ -55,6 +56,19 @@ def uploads_of(replica: WgpuReplica) -> LayerUploads:
     uploads = replica._loaded.uploads
     assert uploads is not None
     return uploads
+
+
+def record_reads(monkeypatch: pytest.MonkeyPatch, feed: LayerFeed) -> list[int]:
+    """Return a list to which each layer is added when it is held."""
+    held: list[int] = []
+    hold = feed.hold
+
+    def hold_and_record(layer: int, following: int | None) -> int:
+        held.append(layer)
+        return hold(layer, following)
+
+    monkeypatch.setattr(feed, "hold", hold_and_record)
+    return held
 
 
 @pytest.mark.parametrize(("family", "task", "form", "resident", "recompute", "group"), WAYS)
@@ -150,14 +164,7 @@ def test_a_group_uploads_a_layer_once_in_each_direction(
     )
     replica.group_tokens = GROUPS[group]
     uploads, batch = uploads_of(replica), tiny.batch(6, "causal-lm")
-    written: list[int] = []
-    hold = uploads.feed.hold
-
-    def hold_and_count(layer: int, following: int | None) -> int:
-        written.append(layer)
-        return hold(layer, following)
-
-    monkeypatch.setattr(uploads.feed, "hold", hold_and_count)
+    written = record_reads(monkeypatch, uploads.feed)
     gradient(replica, batch[:2])
     # At each turn both slots still have the layers that are needed first; one more is on its way.
     forward, backward = [*range(LAYERS)], [*reversed(range(LAYERS - 2))]

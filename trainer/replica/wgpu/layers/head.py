@@ -167,18 +167,7 @@ class Head:
         for number, chunk in enumerate(self.chunks):
             self._begin_chunk(graph, segment, "forward", number)
             for window in chunk.split_rows(graph.binding_limit):
-                gemm(
-                    graph,
-                    normed,
-                    window.weight,
-                    out,
-                    trans_b=True,
-                    m=x.shape[0],
-                    n=window.count,
-                    k=x.shape[1],
-                    ldc=out.shape[1],
-                    offsets=(0, 0, window.first),
-                )
+                _multiply_window(graph, normed, window, out, column=window.first)
         pool.give_back(normed)
 
     def _find_segment(self, graph: Graph) -> str:
@@ -195,17 +184,26 @@ class Head:
 def _record_logits(graph: Graph, normed: Array, logits: Array, window: HeadRows) -> Array:
     """Record the logits `[N, count]` of a window, dense, over those of another."""
     part = Array(logits.buffer, (normed.shape[0], window.count), offset=logits.offset)
+    _multiply_window(graph, normed, window, part, column=0)
+    return part
+
+
+def _multiply_window(
+    graph: Graph, normed: Array, window: HeadRows, out: Array, *, column: int
+) -> None:
+    """Record the logits of a window as columns of out, from `column` on."""
     gemm(
         graph,
         normed,
         window.weight,
-        part,
+        out,
         trans_b=True,
         m=normed.shape[0],
         n=window.count,
         k=normed.shape[1],
+        ldc=out.shape[1],
+        offsets=(0, 0, column),
     )
-    return part
 
 
 def _window_backward(
