@@ -15,7 +15,7 @@ from tests.covering import covering
 from tests.families import FAMILIES as ROWS
 from tests.trainer.replica.driving import gradient, taught, train
 from tests.trainer.replica.torch.test_published_weights import DENSE, SIZES, TARGETS
-from tests.trainer.replica.torch.test_streaming import FORMATS, GROUPS, TASKS, feed_of
+from tests.trainer.replica.torch.test_streaming import FORMATS, GROUPS, TASKS, count_reads
 from tests.trainer.replica.unlisted_models import write_tiny
 from trainer.data.tokens import Encoded
 from trainer.replica.torch import objective
@@ -93,17 +93,13 @@ def test_a_group_reads_a_layer_once_in_each_direction(tiny: Tiny, family: str) -
     folder = make_folder(tiny, family, **sizes)
     own |= {"task": "causal-lm", "model__resident": 0, "training__micro_batch_size": 2}
     replica, _ = tiny.start(folder, **own)
-    batch, feed = tiny.batch(6, "causal-lm"), feed_of(replica)
-    kept = replica.split.group_tokens
+    batch, kept = tiny.batch(6, "causal-lm"), replica.split.group_tokens
     reads: dict[int, int] = {}
-    sent: list[int] = []
     replica.forward_backward(batch, lambda *_: None)
     for tokens in (kept, 0):
-        replica.split.group_tokens, before = tokens, feed.reads
-        sent.clear()
-        replica.forward_backward(batch, lambda *_: sent.append(feed.reads))
-        reads[tokens] = feed.reads - before
-        assert sent[0] < feed.reads - layers / 2
+        replica.split.group_tokens = tokens
+        reads[tokens], first_left = count_reads(replica, batch)
+        assert first_left < reads[tokens] - layers / 2
     # At each turn both slots still have the layers that are needed first.
     assert reads[kept] == 2 * (layers - 2)
     assert reads[0] == 3 * reads[kept]

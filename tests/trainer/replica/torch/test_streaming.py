@@ -32,6 +32,7 @@ from trainer.replica.torch.streaming import (
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.trainer.tiny import Tiny
@@ -168,22 +169,26 @@ def test_no_layer_is_read_twice_in_one_direction(tiny: Tiny) -> None:
     assert feed_of(replica).reads - first == 2 * (LAYERS - 2)
 
 
+def count_reads(replica: TorchReplica, batch: Sequence[Any]) -> tuple[int, int]:
+    """Return the reads of a step's layers, and those before its first block of gradients left."""
+    feed, sent = feed_of(replica), list[int]()
+    before = feed.reads
+    replica.forward_backward(batch, lambda *_: sent.append(feed.reads - before))
+    return feed.reads - before, sent[0]
+
+
 @pytest.mark.parametrize("task", ["causal-lm", "dpo"])
 def test_a_group_reads_a_layer_once_in_each_direction(tiny: Tiny, task: str) -> None:
     """And blocks of gradients leave at their layer's turn, in the first half of backward, too."""
     folder = tiny.model(num_hidden_layers=2 * LAYERS)
     replica, _ = tiny.start(folder, task=task, model__resident=0, training__micro_batch_size=2)
-    batch, feed = tiny.batch(6, task), feed_of(replica)
-    kept = replica.split.group_tokens
+    batch, kept = tiny.batch(6, task), replica.split.group_tokens
     reads: dict[int, int] = {}
-    sent: list[int] = []
     replica.forward_backward(batch, lambda *_: None)
     for tokens in (kept, 0):
-        replica.split.group_tokens, before = tokens, feed.reads
-        sent.clear()
-        replica.forward_backward(batch, lambda *_: sent.append(feed.reads))
-        reads[tokens] = feed.reads - before
-        assert sent[0] < feed.reads - LAYERS
+        replica.split.group_tokens = tokens
+        reads[tokens], first_left = count_reads(replica, batch)
+        assert first_left < reads[tokens] - LAYERS
     # At each turn both slots still have the layers that are needed first.
     forward_of_reference = 2 * LAYERS if task == "dpo" else 0
     assert reads[kept] == 2 * (2 * LAYERS - 2) + forward_of_reference
