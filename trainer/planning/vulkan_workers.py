@@ -74,6 +74,7 @@ def _plan_bytes(
     shape: ModelShape, training: TrainingSetup, *, reads_logits: bool = False
 ) -> dict[str, int]:
     every = replace(training, rows=1, waiting=0, resident=None, evaluates=False)
+    # Lists are no key of a cache.
     run = _make_run(shape, replace(every, targets=(*every.targets,), whole=(*every.whole,)))
     return plan_vulkan_memory(
         run.architecture,

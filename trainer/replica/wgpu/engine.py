@@ -135,11 +135,8 @@ class Engine:
         self, member: Member, part: str, row: int, encode_more: EncodeMore | None
     ) -> None:
         """Submit a part of a micro-batch, whose values wait in the group's rows from `row` on."""
-        recording, names, uploads = (
-            member.recording,
-            member.list_segments(part),
-            self._layer_uploads,
-        )
+        recording, names = member.recording, member.list_segments(part)
+        uploads = self._layer_uploads
         if part == "embed" and member.words is not None:
             assert uploads is not None
             assert uploads.embedding is not None
